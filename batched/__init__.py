@@ -27,10 +27,9 @@ embed(["many", "texts"])
 # (metrics.py)
 # tracing                    a span for each batch, for OpenTelemetry
 # (tracing.py)
-# asgi                       middleware for web servers; needs anyio, so it is not imported here
-# (asgi.py)
-# testing                    help for tests; not imported here
-# (testing.py)
+# asgi, chat, embeddings,
+# generation, offline,
+# testing                    more parts; these and the last two load when they are first used
 # errors                     exceptions of calls besides the function's own
 # (errors.py)
 #
@@ -45,10 +44,12 @@ embed(["many", "texts"])
 from ._installation import __version__  # first: it detects files of another project
 
 # isort: split
-from . import aio, errors, inference, metrics, tracing
+from importlib import import_module as _import
+from typing import TYPE_CHECKING
+
+from . import aio, errors, inference
 from ._collate.features.parse import Feature
 from ._connect.connected import Connected as connect  # noqa: N813  # called as a function
-from ._execution.rows import Row, Rows
 from ._function.batched import AsyncBatched, Batched
 from ._function.continuous import AsyncContinuous, Continuous
 from ._function.continuously import continuously
@@ -56,8 +57,9 @@ from ._function.decorator import dynamically
 from ._function.inference import AsyncBatchedInference, BatchedInference, Features
 from ._function.live import live
 from ._function.method import BatchedMethod
-from ._runtime.stream import Stream
 from ._runtime.wakers import Future
+from ._steps.rows import Row, Rows
+from ._steps.stream import Stream
 from .errors import (
     BatchedError,
     BatcherClosed,
@@ -68,6 +70,24 @@ from .errors import (
     QueueTimeout,
 )
 from .stats import BatchRecord, Stats
+
+if TYPE_CHECKING:
+    from . import asgi as asgi
+    from . import metrics as metrics
+    from . import testing as testing
+    from . import tracing as tracing
+else:
+    _LATE = ("asgi", "chat", "embeddings", "generation", "metrics", "offline", "testing", "tracing")
+
+    def __getattr__(name):
+        if name in _LATE:
+            return _import(f".{name}", __name__)
+        hint = "; did you mean 'dynamically'?" if name.startswith(("batch", "dynamic")) else ""
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
+
+    def __dir__():
+        return [*globals(), *_LATE]
+
 
 __all__ = [
     "AsyncBatched",

@@ -1,70 +1,30 @@
 """Metrics of all batched functions of a service, for Prometheus and OpenTelemetry.
 
-Nothing is attached to a function: counts are read from every function that lives, instances of
-methods and model processes included. The label `function` is the name of the function. Counts keep
-growing when an instance or a process is gone.
+Nothing is attached to a function: every function is measured, instances of methods included. The
+label `function` is the name of the function. Counts begin with the registration, and keep growing
+when an instance or a process is gone.
 
-Several processes, for example the workers of uvicorn, share their counts through the folder that
-the environment variable `PROMETHEUS_MULTIPROC_DIR` names: a scrape of any of them gets the sums.
+Several processes, for example the workers of uvicorn, share a folder that the environment variable
+`PROMETHEUS_MULTIPROC_DIR` names. It must exist, and be empty when the service starts. A scrape of
+any of them then answers for all. Gauges are read at a scrape; other processes have written theirs
+a moment earlier.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 from ._installation import needs
-from ._operations.counts import FOLDER, of_all_processes, of_this_process, share_counts
-from ._operations.families import METRICS, SECONDS, buckets, numbers
+from ._operations.families import BOUNDS, COUNTERS, GAUGES, HISTOGRAMS, measure, read_load
 
 if TYPE_CHECKING:
-    from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
-    from prometheus_client import CollectorRegistry, Metric
+    from opentelemetry.metrics import MeterProvider
+    from prometheus_client import CollectorRegistry
 
 __all__ = ["asgi_app", "opentelemetry", "prometheus"]
-
-_Scope = MutableMapping[str, Any]
-_App = Callable[
-    [_Scope, Callable[[], Awaitable[_Scope]], Callable[[_Scope], Awaitable[None]]], Awaitable[None]
-]
-
-_collectors: WeakKeyDictionary[Any, _Collector] = WeakKeyDictionary()
-"""Collectors by registry."""
-
-
-class _Collector:
-    """Collector of prometheus-client."""
-
-    def collect(self) -> Iterable[Metric]:
-        """Return the metrics of all batched functions now."""
-        from prometheus_client.core import (
-            CounterMetricFamily,
-            GaugeMetricFamily,
-            HistogramMetricFamily,
-        )
-
-        counts = of_all_processes()
-        for metric in METRICS:
-            name, labels = f"batched_{metric.name}", ["function"]
-            if metric.kind == "histogram":
-                histogram = HistogramMetricFamily(name, metric.text, labels=labels)
-                for function, found in counts.items():
-                    bounds, total = buckets(metric, found)
-                    texts = [(f"{bound:g}".replace("inf", "+Inf"), n) for bound, n in bounds]
-                    histogram.add_metric([function], texts, total)
-                yield histogram
-                continue
-            kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
-            if metric.label:
-                labels.append(metric.label)
-            family = kind(name, metric.text, labels=labels)
-            for function, found in counts.items():
-                for value, number in numbers(metric, found):
-                    family.add_metric([function, value][: len(labels)], number)
-            yield family
 
 
 def prometheus(*, registry: CollectorRegistry | None = None) -> None:
@@ -79,17 +39,12 @@ def prometheus(*, registry: CollectorRegistry | None = None) -> None:
         ValueError: the registry has metrics of these names already.
     """
     with needs("batched.metrics.prometheus", "prometheus"):
-        from prometheus_client import REGISTRY
+        from ._operations.collector import register
 
-    home = REGISTRY if registry is None else registry
-    share_counts()
-    if home not in _collectors:
-        collector = _Collector()
-        home.register(collector)
-        _collectors[home] = collector
+    register(registry)
 
 
-def asgi_app() -> _App:
+def asgi_app() -> Callable[..., Any]:
     """Return an ASGI app that answers a scrape with all metrics: `app.mount("/metrics", ...)`.
 
     The metrics are all of the global registry of `prometheus-client` and all of batched functions;
@@ -103,25 +58,18 @@ def asgi_app() -> _App:
         from prometheus_client import REGISTRY, CollectorRegistry, make_asgi_app
         from prometheus_client.multiprocess import MultiProcessCollector
 
-    prometheus()
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        registry = REGISTRY
-        if FOLDER in os.environ:
-            registry = CollectorRegistry()
-            MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
-            prometheus(registry=registry)
-        await make_asgi_app(registry)(scope, receive, send)
-
-    return app
+    registry = CollectorRegistry() if "PROMETHEUS_MULTIPROC_DIR" in os.environ else REGISTRY
+    prometheus(registry=registry)
+    if registry is not REGISTRY:  # collects after ours has written the load
+        MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+    return make_asgi_app(registry)
 
 
 def opentelemetry(*, provider: MeterProvider | None = None) -> None:
     """Create the instruments of all batched functions in OpenTelemetry's meter `batched`.
 
-    The meter is of `provider`, by default the global one. Counts and gauges are those of this
-    process; OpenTelemetry tells processes apart by their resource. Histograms begin with the next
-    batch. Call it once in each process.
+    The meter is of `provider`, by default the global one. They measure this process;
+    OpenTelemetry tells processes apart by their resource. Call it once in each process.
 
     Raises:
         ImportError: OpenTelemetry is not installed.
@@ -129,30 +77,25 @@ def opentelemetry(*, provider: MeterProvider | None = None) -> None:
     with needs("batched.metrics.opentelemetry", "opentelemetry"):
         from opentelemetry.metrics import Observation, get_meter
 
-    from ._operations.probe import record_batches
-
     meter = get_meter("batched", meter_provider=provider)
+    records: dict[str, Callable[..., object]] = {}
+    label_of = {name: label[:1] for name, _, _, *label in COUNTERS}
 
-    def observe(metric: Any, _: CallbackOptions) -> Iterable[Observation]:
-        for function, found in of_this_process().items():
-            for value, number in numbers(metric, found):
-                labels = {metric.label: value} if metric.label else {}
-                yield Observation(number, {"function": function, **labels})
+    def find(name: str, *labels: str) -> Callable[[float], object]:
+        names = ["function", *label_of.get(name, [])]
+        return partial(records[name], attributes=dict(zip(names, labels, strict=True)))
 
-    histograms: dict[str, Any] = {}
-    for metric in METRICS:
-        name = f"batched.{metric.name.removesuffix('_seconds')}"
-        if metric.kind == "histogram":
-            bounds = SECONDS if metric.unit == "s" else None
-            histograms[metric.key] = meter.create_histogram(
-                name, metric.unit, metric.text, explicit_bucket_boundaries_advisory=bounds
-            )
-        elif metric.kind == "counter":
-            meter.create_observable_counter(
-                name, [partial(observe, metric)], metric.unit, metric.text
-            )
-        else:
-            meter.create_observable_gauge(
-                name, [partial(observe, metric)], metric.unit, metric.text
-            )
-    record_batches(histograms)
+    def observe(gauge: str, _: object) -> list[Observation]:
+        load = read_load()[gauge].items()
+        return [Observation(value, {"function": function}) for function, value in load]
+
+    for name, unit, text, *_ in COUNTERS:
+        records[name] = meter.create_counter(f"batched.{name}", unit, text).add
+    for name, unit, text in GAUGES:
+        read = partial(observe, name)
+        meter.create_observable_gauge(f"batched.{name}", [read], unit, text)
+    for name, unit, text in HISTOGRAMS:
+        full = f"batched.{name.removesuffix('_seconds')}"
+        make = partial(meter.create_histogram, full, unit, text)
+        records[name] = make(explicit_bucket_boundaries_advisory=BOUNDS[unit]).record
+    measure(find)

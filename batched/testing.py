@@ -15,18 +15,21 @@ the fixture `batched_inline`. (PYTEST_DONT_REWRITE: this module may be imported 
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import Context
 from dataclasses import replace
-from types import SimpleNamespace
+from functools import partial
 from typing import Any, Final
 
 from ._function.batched import BatchedCallable
+from ._function.preparation import Preparers
 from ._runtime.async_backend import current_loop
 from ._runtime.event_loop import EventLoops
 from ._runtime.thread import ThreadRuntime
+from ._runtime.waits import enter_worker
 from ._runtime.wakers import async_waker, wait
 
 __all__ = ["Held", "hold", "inline"]
@@ -38,6 +41,9 @@ POLL_INTERVAL: Final = 1e-3
 
 _FINDERS: Final[dict[Any, Any]] = {kind: kind.here for kind in (ThreadRuntime, EventLoops)}
 """Method that returns the runtime of a call, for each class of the runtimes of a function."""
+
+_PREPARING: Final = {name: getattr(Preparers, name) for name in ("start", "map", "run")}
+"""Methods that prepare calls in threads."""
 
 _inline: list[None] = []  # an entry for each open context of `inline`
 
@@ -57,6 +63,8 @@ def inline() -> Iterator[None]:
     _inline.append(None)
     for kind, find in _FINDERS.items():
         kind.here = lambda self, loop, find=find: _alone(find(self, loop), queue_timeout_ms=None)
+    for name, method in _PREPARING_HERE.items():
+        setattr(Preparers, name, method)
     try:
         yield
     finally:
@@ -64,13 +72,14 @@ def inline() -> Iterator[None]:
         if not _inline:
             for kind, find in _FINDERS.items():
                 kind.here = find
+            for name, method in _PREPARING.items():
+                setattr(Preparers, name, method)
 
 
 def _alone(runtime: Any, **settings: Any) -> Any:
     """Return a runtime without threads for some calls, with the statistics of `runtime`."""
-    settings |= {"flush": "eager", "max_concurrent_batches": 1, "prefetch": 0}
+    settings |= {"flush": "eager", "max_concurrent_batches": 1}
     alone: Any = type(runtime)(
-        *(vars(runtime)[name] for name in ("_key", "_preparation") if hasattr(runtime, name)),
         replace(runtime.policy, **settings),
         runtime.execution,
         runtime.recorder,
@@ -78,9 +87,35 @@ def _alone(runtime: Any, **settings: Any) -> Any:
         runtime.name,
     )
     alone.pool, alone._closed, alone.workers_stay = runtime.pool, runtime._closed, False
-    alone._start = Context().run  # of a worker, in place of a thread
-    alone._preparers = SimpleNamespace(submit=lambda prepare, *args: prepare(*args))
+    if isinstance(runtime, ThreadRuntime):
+        alone._start_worker = partial(_work_here, alone)
     return alone
+
+
+def _work_here(runtime: ThreadRuntime, parker: Any) -> None:
+    """Let this thread be a worker of `runtime` until no call waits."""
+    parker.thread = threading.current_thread()
+    Context().run(_serve, runtime, parker)
+
+
+def _serve(runtime: ThreadRuntime, parker: Any) -> None:
+    enter_worker(runtime.pool, thread=True)
+    runtime.serve(parker)
+
+
+def _start_here(_: Preparers, act: Any, *args: Any) -> None:
+    act(*args)
+
+
+def _map_here(_: Preparers, act: Any, items: list[Any]) -> list[Any]:
+    return list(map(act, items))
+
+
+async def _run_here(_: Preparers, act: Any, *args: Any) -> Any:
+    return act(*args)
+
+
+_PREPARING_HERE: Final = {"start": _start_here, "map": _map_here, "run": _run_here}
 
 
 class Held:

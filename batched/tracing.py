@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ._installation import needs
+from ._runtime import observer
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
@@ -30,6 +31,6 @@ def opentelemetry(*, provider: TracerProvider | None = None) -> None:
     with needs("batched.tracing.opentelemetry", "opentelemetry"):
         from opentelemetry.trace import get_tracer
 
-    from ._operations.probe import trace_batches
+    from ._operations.probe import Probe
 
-    trace_batches(get_tracer("batched", tracer_provider=provider))
+    observer.probe = Probe(get_tracer("batched", tracer_provider=provider))

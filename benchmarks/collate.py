@@ -14,7 +14,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from batched._collate.arguments import Arguments
-from batched._collate.features.collate import FeatureCollator, GroupKey
+from batched._collate.features.collate import FeatureCollator
 from batched._collate.features.devices import Devices
 from batched._collate.features.parse import FeatureParser
 from batched._collate.features.settings import FeatureSettings
@@ -40,18 +40,19 @@ def rows(*, ragged: bool, names: Sequence[str] = ("input_ids",)) -> Calls:
 
 
 def requests(calls: Calls) -> list[Slice]:
-    parser = FeatureParser("fn", FeatureSettings(), None, Devices(None, None), set())
+    parser = FeatureParser("fn", FeatureSettings(), None, Devices(None, None))
     arguments = Arguments((), {})
     read = [parser.parse(call) for call in calls]
     return [
-        (Request(features, 1, GroupKey(arguments, features.specs), waker=None), 0, 1)
+        (Request(features, 1, features.spec.group(arguments), waker=None), 0, 1)
         for features in read
     ]
 
 
 def collated(calls: Calls) -> Step:
     """Return the step from requests to the argument of the function."""
-    collator, slices = FeatureCollator("fn", FeatureSettings(), set()), requests(calls)
+    slices, settings = requests(calls), FeatureSettings(unpad=False)
+    collator = FeatureCollator("fn", settings, set())
     return lambda: collator.collate(slices, Batch(slices, CALLS, "full", 0.0))
 
 
@@ -67,8 +68,6 @@ def split(calls: Calls, hidden: int) -> Step:
     output has a vector per token, or per row.
     """
     collator, slices = FeatureCollator("fn", FeatureSettings(), set()), requests(calls)
-    call = collator.collate(slices, Batch(slices, CALLS, "full", 0.0))
-    shape = call[0][0]["input_ids"].shape
 
     def output(rows: int, width: int) -> torch.Tensor:
         return torch.ones(rows, width, hidden)
@@ -76,7 +75,8 @@ def split(calls: Calls, hidden: int) -> Step:
     for one in sorted(slices, key=lambda each: each[0].items.widths)[:SEEN]:  # the shortest first
         alone = collator.collate([one], Batch([one], 1, "full", 0.0))
         collator.split(output(*alone[0][0]["input_ids"].shape), [one], alone[2])
-    whole = output(*shape)
+    call = collator.collate(slices, Batch(slices, CALLS, "full", 0.0))
+    whole = output(*call[0][0]["input_ids"].shape)
     return lambda: collator.split(whole, slices, call[2])
 
 

@@ -39,6 +39,10 @@ LEAST_SHARE = 0.90
 SAMPLED = 0.1
 """Time between two samples of the GPU's utilisation (s)."""
 UTILISATION = "GPU utilisation"
+WORKERS: dict[str, dict[str, int]] = {
+    "ours": {},
+    "ours, two workers": {"max_concurrent_batches": 2},
+}
 
 Features = dict[str, torch.Tensor]
 
@@ -219,7 +223,7 @@ def measured(arguments: argparse.Namespace) -> Result:
             way = make(sentences, arguments.device, dtype)
             way.direct()  # warms up
             for _ in range(2 if arguments.quick else 5):
-                for label, settings in {"ours": {}, "ours, prefetch=1": {"prefetch": 1}}.items():
+                for label, settings in WORKERS.items():
                     round_of(way, settings, label, arguments.callers, arguments.device)
             ways[f"{way.name}, {str(dtype).removeprefix('torch.')}"] = way
     read = any(UTILISATION in label for way in ways.values() for label in way.shares)

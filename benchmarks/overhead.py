@@ -305,15 +305,11 @@ SETTINGS: list[dict[str, Any]] = [
     {"max_queue_size": 1, "queue_timeout_ms": 500.0},
 ]
 """Settings of idle batchers, in turn. Every timeout ends before wake-ups are counted."""
-PREFETCHING: list[dict[str, Any]] = [
-    {"prefetch": 1},
-    {"prefetch": 1, "max_concurrent_batches": 4, "timeout_ms": 0.0},
-]
 
 
-def idle(decorator: Any, function: Any, settings: list[dict[str, Any]]) -> list[Any]:
+def idle(decorator: Any, function: Any) -> list[Any]:
     return [
-        decorator(batch_size=1, **settings[i % len(settings)])(function) for i in range(BATCHERS)
+        decorator(batch_size=1, **SETTINGS[i % len(SETTINGS)])(function) for i in range(BATCHERS)
     ]
 
 
@@ -342,9 +338,9 @@ async def wake_ups_on_a_loop(sleep: Sleep, batchers: list[Any]) -> int:
 
 IDLE: dict[str, Callable[[], list[Any]]] = {
     "none": list,
-    "batched": lambda: idle(batched.dynamically, nothing, SETTINGS + PREFETCHING),
-    "aio, functions": lambda: idle(batched.aio.dynamically, nothing, SETTINGS + PREFETCHING),
-    "aio, coroutine functions": lambda: idle(batched.aio.dynamically, nothing_async, SETTINGS),
+    "batched": lambda: idle(batched.dynamically, nothing),
+    "aio, functions": lambda: idle(batched.aio.dynamically, nothing),
+    "aio, coroutine functions": lambda: idle(batched.aio.dynamically, nothing_async),
 }
 RUNNERS: dict[str, Callable[[list[Any]], int]] = {
     "threads": wake_ups_of_threads,

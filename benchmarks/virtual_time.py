@@ -1,10 +1,9 @@
 """Simulation of the scheduler in virtual time. No thread sleeps, no clock is read, and the same
 seed gives the same figures.
 
-Each worker of the policy runs one batch at a time. With `prefetch` one more thread collates batches
-ahead. Callers are a closed loop (each calls again after its answer), an open loop (arrivals do not
-depend on answers), or crowds of both. The end of a batch frees its worker before its callers are
-answered.
+Each worker of the policy runs one batch at a time. Callers are a closed loop (each calls again
+after its answer), an open loop (arrivals do not depend on answers), or crowds of both. The end of a
+batch frees its worker before its callers are answered.
 
 Models, gaps, think times and latencies are in milliseconds. Throughput and rates are in calls per
 millisecond. The scheduler and the moments passed to `batches` are in seconds.
@@ -15,7 +14,6 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
@@ -42,17 +40,13 @@ Arrivals = Literal["at random", "in bursts"]
 
 @dataclass(frozen=True)
 class Model:
-    """Time of a batch: `fixed + per_item * n` milliseconds for n items beyond the first `flat`,
-    plus `collation`.
-    """
+    """Time of a batch: `fixed + per_item * n` milliseconds for n items beyond the first `flat`."""
 
     fixed: float
     per_item: float
     jitter: float = 0.05
     """Standard deviation, as a share of the time."""
     flat: int = 0
-    collation: float = 0.0
-    """Time to collate a batch (ms)."""
 
     def capacity(self, batch_size: int) -> float:
         """Return the most calls per millisecond of one worker: full batches, back to back."""
@@ -69,7 +63,7 @@ class Model:
 @dataclass(frozen=True)
 class Way:
     """Way in which callers come back after a batch: one after another in the order of the batch,
-    each after its think time.
+    each after its think time and its time away.
     """
 
     gap: float
@@ -78,6 +72,8 @@ class Way:
     """Mean think time of a caller (ms), exponentially distributed."""
     spread: float = SPREAD
     """Largest deviation of a gap, as a share of it."""
+    away: tuple[float, float] = (0.0, 0.0)
+    """Shortest and longest time away of a caller (ms)."""
 
 
 def deviations(seed: int) -> Iterator[float]:
@@ -104,43 +100,24 @@ def batches(policy: BatchPolicy, model: Model, calls: list[Call], seed: int) -> 
     deviation = deviations(seed)
     begun = itertools.count()
     now = 0.0
-    # moments from which the free threads were free (s)
-    free = deque([0.0] * policy.max_concurrent_batches)
     running: list[tuple[float, int, Batch]] = []  # heap of ends (s)
-    ready: deque[Batch] = deque()  # collated ahead while no thread was free
-    collating: Batch | None = None  # batch of the thread that collates ahead
-    ready_at = math.inf  # end of its collation (s)
-
-    def run(batch: Batch, collation: float) -> None:
-        batch.started = max(batch.started, free.popleft())
-        ends = now + (collation + model.duration(batch.size, next(deviation))) / 1e3
-        heapq.heappush(running, (ends, next(begun), batch))
-
     while True:
-        while collating is None and (batch := scheduler.take(now)) is not None:
-            if policy.prefetch:
-                collating, ready_at = batch, now + model.collation / 1e3
-            else:
-                run(batch, model.collation)
+        while (batch := scheduler.take(now)) is not None:
+            ends = now + model.duration(batch.size, next(deviation)) / 1e3
+            heapq.heappush(running, (ends, next(begun), batch))
         arrives = calls[0][0] if calls else math.inf
-        ends = min(running[0][0] if running else math.inf, ready_at)
-        leaves = math.inf if collating else scheduler.next_deadline()
+        ends = running[0][0] if running else math.inf
+        leaves = scheduler.next_deadline()
         now = max(now, min(arrives, ends, leaves))
         if now == math.inf:
             return
         if arrives < ends and arrives <= leaves:
             moment, caller = heapq.heappop(calls)
             scheduler.submit(Request([caller], 1, "g", waker=None), moment)
-        elif collating is not None and ready_at <= now:
-            ready.append(collating)
-            collating, ready_at = None, math.inf
         elif running and running[0][0] <= now:
             _, _, batch = heapq.heappop(running)
-            free.append(now)
             scheduler.finished(batch, now)
             yield batch
-        while free and ready:
-            run(ready.popleft(), 0.0)
 
 
 @dataclass(frozen=True)
@@ -186,7 +163,8 @@ def crowds(
             way = kinds[kind_of[caller]].way
             now += way.gap / 1e3 * dice[caller].uniform(1 - way.spread, 1 + way.spread)
             think = dice[caller].expovariate(1 / way.think) / 1e3 if way.think else 0.0
-            heapq.heappush(coming, (now + think, caller))
+            away = dice[caller].uniform(*way.away) / 1e3 if way.away[1] else 0.0
+            heapq.heappush(coming, (now + think + away, caller))
 
     come_back(list(range(len(kind_of))), 0.0)
     latencies: tuple[list[float], ...] = tuple([] for _ in kinds)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from batched._core.cost import TimeBySize
+from batched._core.capacity import Capacity
 from feature_stage import Make, Together, unchanged
 from number_stage import FeatureNumberStage, NumberStage
 from stage import SCENARIOS, Scenario, Stage
@@ -123,7 +123,7 @@ def together(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     """Make batched functions of features, and close them in the end. No batch is cut short because
     its padding seems to cost more than another batch.
     """
-    monkeypatch.setattr(TimeBySize, "_find_fixed_size", lambda _: None)
+    monkeypatch.setattr(Capacity, "may_pad", lambda *_: True)
     made: list[Together] = []
 
     def make(compute: Callable[..., Any] = unchanged, **settings: Any) -> Together:

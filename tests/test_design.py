@@ -1,16 +1,13 @@
-"""Agreement of docs/design/ with the code: files, names, tests and letters of the flush rule."""
+"""Agreement of docs/design/ with the code: rooms, names and tests."""
 
 from __future__ import annotations
 
 import ast
 import functools
 import re
-import textwrap
 from pathlib import Path
 
 import pytest
-
-from batched._core import linger
 
 ROOT = Path(__file__).parent.parent
 CODE = ROOT / "batched"
@@ -35,12 +32,17 @@ def bound(body: list[ast.stmt]) -> set[str]:
     return names
 
 
-def test_the_layout_names_every_file_and_no_other() -> None:
-    layout = page("architecture.md").split("\n## Layout\n\n```text\n")[1].split("\n```\n")[0]
-    assert sorted(line.split()[0] for line in layout.splitlines()) == sorted(
-        str(path.relative_to(CODE))
-        for path in CODE.rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
+def test_the_table_of_rooms_names_each_room_once() -> None:
+    table = page("architecture.md").split("\n## Rooms\n")[1].split("\n## ")[0]
+    cells = " ".join(re.findall(r"^\| (.*?) \|", table, re.MULTILINE))
+    assert sorted(re.findall(r"`(\w+)`", cells)) == sorted(
+        {"batched"}
+        | {
+            path.stem
+            for path in CODE.iterdir()
+            if (path.suffix == ".py" or (path / "__init__.py").exists())
+            and not path.name.startswith("__")
+        }
     )
 
 
@@ -75,12 +77,3 @@ def test_names_on_the_pages_exist_in_the_code(name: str) -> None:
         assert (ROOT / path).exists(), path
     for path in re.findall(r"`(_\w+/\w+\.py)`", prose):
         assert (CODE / path).exists(), path
-
-
-def test_the_letters_of_the_flush_rule_match_the_code() -> None:
-    section = page("flush-rule.md").split("\n## Hindsight\n")[1]
-    shown = section.split("```text\n")[1].split("```")[0]
-    said = textwrap.dedent(linger.__doc__ or "")
-    assert {line for line in shown.splitlines() if line} <= set(map(str.strip, said.splitlines()))
-    letter = re.compile(r"^ *(\w) {3}\w", re.MULTILINE)
-    assert letter.findall(shown) == letter.findall(said) != []

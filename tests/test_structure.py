@@ -31,6 +31,7 @@ LAYERS = [
     ["batched._collate"],
     ["batched._execution"],
     ["batched._runtime"],
+    ["batched._steps"],
     ["batched._operations"],
     ["batched._function"],
     ["batched._services"],
@@ -65,6 +66,7 @@ WITH_EXTRAS = {
     "batched._commands.demo": "matplotlib",
     "batched._commands.display": "rich",
     "batched._generation": "torch",
+    "batched._operations.collector": "prometheus_client",
     "batched._operations.probe": "opentelemetry",
     "batched.generation": "torch",
 }

@@ -77,9 +77,9 @@ class TestCallsFromThreads:
             results.close()
 
     def test_all_settings_that_need_threads_are_served(self, recorded: Recorded) -> None:
-        fn = batched.dynamically(
-            prefetch=1, max_concurrent_batches=2, queue_timeout_ms=1.0, max_queue_size=1
-        )(recorded)
+        fn = batched.dynamically(max_concurrent_batches=2, queue_timeout_ms=1.0, max_queue_size=1)(
+            recorded
+        )
         with batched.testing.inline():
             assert fn([1, 2, 3]) == [2, 4, 6]
             assert list(fn.map([4, 5])) == [8, 10]

@@ -12,6 +12,7 @@ from .._core.scheduler import Batch, Request
 from .._execution.execution import Execution
 from .._function.function import BatchFunction, Parts
 from .._runtime.event_loop import EventLoopRuntime
+from .._runtime.settling import Settled
 from .._runtime.timer_thread import daemon_thread
 from .._runtime.wakers import Future
 
@@ -67,12 +68,12 @@ class ClientRuntime(EventLoopRuntime):
             clients_loop().call_soon_threadsafe(_give_up, items)
         return True
 
-    def _answer(self, batch: Batch, ended: list[Request], open_ended: list[Request]) -> None:
+    def _answer(self, batch: Batch, wakers: list[Any], settled: Settled) -> None:
         """Wake the callers. A new thread wakes futures, because their callbacks may block."""
-        if not any(isinstance(waker, Future) for waker in self._wakeups.pending[batch][1]):
-            super()._answer(batch, ended, open_ended)
+        if not any(isinstance(waker, Future) for waker in wakers):
+            super()._answer(batch, wakers, settled)
             return
-        self._answers.append((batch, ended, open_ended))
+        self._answers.append((batch, wakers, settled))
         if len(self._answers) == 1:  # the items of one request end together
             clients_loop().call_soon(self._answer_futures)
 
@@ -97,9 +98,9 @@ class ClientFunction(BatchFunction):
     """Batch function of a client: a blocking call, and a coroutine method `on_loop`."""
 
     @property
-    def runtimes(self) -> tuple[Any, Any]:
-        """Class of its runtime, twice: the calls are always prepared."""
-        return ClientRuntime, ClientRuntime
+    def runtime(self) -> Any:
+        """Class of its runtime."""
+        return ClientRuntime
 
     def parts(self, *, bound: bool) -> Parts:
         """Return new parts. Their runtime awaits `on_loop`."""

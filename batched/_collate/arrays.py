@@ -25,8 +25,10 @@ def find_imported(module: str, name: str) -> tuple[Any, ...]:
 
 def is_array(value: Any) -> bool:
     """Return whether `value` is an array of numpy or a tensor of torch."""
-    kinds = *find_imported("torch", "Tensor"), *find_imported("numpy", "ndarray")
-    return isinstance(value, kinds)
+    # as `find_imported`, without its calls
+    tensor: Any = getattr(sys.modules.get("torch"), "Tensor", ())
+    ndarray: Any = getattr(sys.modules.get("numpy"), "ndarray", ())
+    return isinstance(value, (tensor, ndarray))
 
 
 def is_dense(array: Array) -> bool:
@@ -46,14 +48,13 @@ def ready_events(arrays: Iterable[Array]) -> list[Any]:
 
     The event marks the end of all pending computations of this thread's current stream there.
     """
-    kinds = find_imported("torch", "Tensor")
-    events = []
-    for device in {each.device for each in arrays if isinstance(each, kinds) and each.is_cuda}:
-        torch = sys.modules["torch"]
-        event = torch.cuda.Event(blocking=True)
-        event.record(torch.cuda.current_stream(device))
-        events.append((device, event))
-    return events
+    events: dict[Any, Any] = {}
+    for array in arrays:
+        if getattr(array, "is_cuda", False) and array.device not in events:
+            cuda = sys.modules["torch"].cuda
+            events[array.device] = event = cuda.Event(blocking=True)
+            event.record(cuda.current_stream(array.device))
+    return list(events.items())
 
 
 def synchronize(arrays: Iterable[Array]) -> None:

@@ -17,8 +17,8 @@ collator needs the context to split the output of the same call.
 Collate = Callable[[list[Slice], Batch], Call]
 """Function that returns the call for some slices of a batch."""
 
-Part = tuple[list[Slice], Sequence[Collate]]
-"""Slices that run together, and ways to collate them; the next is used if one has failed."""
+Part = tuple[list[Slice], Collate]
+"""Slices that run together, and the function that collates them."""
 
 
 UNAWAITED: Final = (
@@ -45,10 +45,7 @@ class GroupsNeeded(Exception):
 
 
 class Collator:
-    """Converter of slices to arguments, and of outputs to results.
-
-    By default no features are transferred to a device.
-    """
+    """Converter of slices to arguments, and of outputs to results."""
 
     def collate(self, slices: list[Slice], batch: Batch, /) -> Call:
         """Return the call that runs `slices`, which are all or some slices of `batch`.
@@ -69,18 +66,6 @@ class Collator:
             GroupsNeeded: this output cannot be split.
         """
         raise NotImplementedError
-
-    def enter_thread(self) -> None:
-        """Prepare this thread to collate for other threads, with little effect on their work."""
-
-    def hand_over(self, call: Call, /) -> Any:
-        """Return the pending transfers of `call`; a falsy value if all have arrived.
-
-        The thread that makes the call passes the value to `take_over`.
-        """
-
-    def take_over(self, call: Call | None, arrivals: Any, /) -> None:
-        """Let the next computations of this thread wait for the arrivals of `call`."""
 
     def join(self, request: Request, parts: list[Any], /) -> Any:
         """Return the result for the caller of a request that ran in several slices.

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from copy import deepcopy
 from itertools import chain
-from typing import Any
+from typing import Any, Final
 
 from .._core.scheduler import Batch, Request, Slice
 from ..errors import BatchFunctionError, BatchSizeMismatch
 from .arrays import copy_array, find_imported, is_array, synchronize
 from .collator import UNAWAITED, Call, Collator, is_unawaited
 
-PLAIN = {bool, bytes, dict, float, int, list, str, tuple, type(None)}
+IMMUTABLE: Final = {bool, bytes, complex, float, int, str, type(None)}
+"""Types of results that callers may share."""
+PLAIN: Final = {dict, list, tuple, *IMMUTABLE}
 """Types of results that are neither exceptions nor arrays."""
 
 
 class ItemCollator(Collator):
     """Collator of calls of plain objects."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, unpack: bool = False) -> None:
         self._name = name  # name of the batch function, for error messages
+        self._unpack = unpack  # whether the function takes a list for each part of its items
 
     def collate(self, slices: list[Slice], batch: Batch) -> Call:
         """Return the call with the items of all slices in order.
 
-        The list belongs to the batch function, which may change it.
+        The list belongs to the batch function, which may change it. The context is None or, if
+        items have keys, the place of the item that was computed for each item of the slices.
         """
         leader, start, stop = slices[0]
         if leader.listed and len(slices) == 1:
@@ -38,11 +43,18 @@ class ItemCollator(Collator):
                     items.append(request.items)
         if leader.lengths is not None:
             _count_padding(slices, len(items), batch)
+        places = None
+        if leader.keys is not None:
+            keys = chain.from_iterable([request.keys[a:b] for request, a, b in slices])  # type: ignore[index]  # as the leader
+            items, places = distinct(items, keys)
+        batch.computed = len(items)
         group: Any = leader.group_key  # its `Arguments`
-        args, kwargs = group.values if group.is_plain else group.unpack()
-        return (items, *args), kwargs, None
+        args, kwargs = (group.args, group.kwargs) if group.is_plain else group.unpack()
+        if self._unpack:
+            return (*map(list, zip(*items, strict=True)), *args), kwargs, places
+        return (items, *args), kwargs, places
 
-    def split(self, output: Any, slices: list[Slice], _: None) -> Sequence[Any]:
+    def split(self, output: Any, slices: list[Slice], places: list[int] | None) -> Sequence[Any]:
         """Return one part per slice.
 
         The part of a call of one item is its result. The part of a list call is the list of its
@@ -54,16 +66,17 @@ class ItemCollator(Collator):
         """
         # a copy: the function may keep its own list
         rows = output.copy() if type(output) is list else self._to_list(output)
+        if places is not None:
+            self._check_size(rows, max(places) + 1)
+            output = rows = self._repeat(rows, places)
         plain = PLAIN.issuperset(map(type, rows))
         request, start, stop = slices[0]
         alone = len(slices) == 1
         listed = request.listed if alone else True in [each[0].listed for each in slices]
         if plain and not listed and len(rows) == len(slices):
             return rows
-        size = stop - start if alone else sum([stop - start for _, start, stop in slices])
-        if len(rows) != size:
-            raise BatchSizeMismatch.between(self._name, size, len(rows))
-        if alone and plain and request.order is None:
+        self._check_size(rows, stop - start if alone else sum([b - a for _, a, b in slices]))
+        if alone and plain and request.places is None:
             return [rows]
         if not plain:
             rows = _own_memory(output, rows, alone=alone)
@@ -76,15 +89,58 @@ class ItemCollator(Collator):
                 continue
             part = rows[first:end]
             error = None if plain or request.separate else _first_error(request, start, part)
-            if error is None and request.order is not None and stop - start == request.size:
-                part = _restore_order(part, request.order)
+            if error is None and request.places is not None and stop - start == request.size:
+                try:
+                    part = self._restore(part, request.places)
+                except BatchFunctionError as without_copy:
+                    error = without_copy
             parts.append(part if error is None else error)
         return parts
 
     def join(self, request: Request, parts: list[list[Any]]) -> list[Any]:
         """Return the results of a list call, in the order of its items."""
         results = list(chain.from_iterable(parts))
-        return results if request.order is None else _restore_order(results, request.order)
+        return results if request.places is None else self._restore(results, request.places)
+
+    def _restore(self, results: list[Any], places: list[int]) -> list[Any]:
+        """Return the results of a list call, by the place of each in `results`.
+
+        Raises:
+            BatchFunctionError: a result cannot be copied.
+        """
+        restored = self._repeat(results, places)
+        for result in restored:
+            if type(result) is BatchFunctionError:
+                raise result
+        return restored
+
+    def _check_size(self, rows: list[Any], size: int) -> None:
+        if len(rows) != size:
+            raise BatchSizeMismatch.between(self._name, size, len(rows))
+
+    def _repeat(self, rows: list[Any], places: list[int]) -> list[Any]:
+        """Return the row at each of `places`. A row that is there again is a copy."""
+        repeated: list[Any] = []
+        used: set[int] = set()
+        for place in places:
+            row = rows[place]
+            if place in used and type(row) not in IMMUTABLE:
+                row = self._copy(row)
+            used.add(place)
+            repeated.append(row)
+        return repeated
+
+    def _copy(self, row: Any) -> Any:
+        """Return a copy of a result that `dedupe` gives to several callers, or an error."""
+        if issubclass(type(row), BaseException):  # callers get copies anyway
+            return row
+        try:
+            return copy_array(row) if is_array(row) else deepcopy(row)
+        except Exception as error:
+            return BatchFunctionError(
+                f"{self._name}: with dedupe, callers of equal items get copies of one result, and "
+                f"copy.deepcopy of this {type(row).__name__} raised {error!r}"
+            )
 
     def _to_list(self, output: Any) -> list[Any]:
         if isinstance(output, (str, bytes, bytearray, memoryview, Mapping)) or not (
@@ -106,22 +162,23 @@ class ItemCollator(Collator):
 
     def _refuse_several(self, output: tuple[Any, ...]) -> None:
         """Raise `BatchFunctionError` if `output` is a tuple of several outputs, not of results."""
-        kind = type(output)
-        if hasattr(kind, "_make") or hasattr(kind, "n_fields"):
-            fields = ", ".join(getattr(kind, "__match_args__", ()))
-            raise BatchFunctionError(
-                f"{self._name} returned {kind.__name__}, a named tuple of {len(output)} fields "
-                f"({fields}), not one entry per item; return list(zip(*output)), or the field that "
-                "is the result"
-            )
         columns = (list, *find_imported("numpy", "ndarray"), *find_imported("torch", "Tensor"))
         kinds = {kind for kind in set(map(type, output)) if issubclass(kind, columns)}
-        if kinds and any(getattr(each, "ndim", 1) for each in output if type(each) in kinds):
+        several = any(getattr(each, "ndim", 1) for each in output if type(each) in kinds)
+        if hasattr(output, "_make") or hasattr(output, "n_fields") or several:
             raise BatchFunctionError(
-                f"{self._name} returned a tuple of lists, arrays or tensors, which is several "
-                "outputs, not one entry per item; return list(zip(*output)), or list(output) if it "
-                "has one entry per item"
+                f"{self._name} returned a {type(output).__name__} of several outputs, not one "
+                "entry per item; return list(zip(*output)), or list(output) if it has one entry "
+                "per item"
             )
+
+
+def distinct(items: list[Any], keys: Any) -> tuple[list[Any], list[int]]:
+    """Return the first item of each key, and for each item its place among them."""
+    found: dict[Hashable, int] = {}
+    places = [found.setdefault(key, len(found)) for key in keys]
+    first = dict(zip(reversed(places), reversed(items), strict=True))
+    return [first[place] for place in range(len(found))], places
 
 
 def owned(value: Any) -> Any:
@@ -134,21 +191,13 @@ def _first_error(request: Request, start: int, part: list[Any]) -> BaseException
 
     `part` begins at position `start` of `request`.
     """
-    places = range(request.size) if request.order is None else request.order
+    order = range(request.size) if request.order is None else request.order
     errors = {
-        places[position]: row
+        order[position]: row
         for position, row in enumerate(part, start)
         if issubclass(type(row), BaseException)  # `__class__` may be user code
     }
     return errors[min(errors)] if errors else None
-
-
-def _restore_order(results: list[Any], order: list[int]) -> list[Any]:
-    """Return `results` of sorted items in the order of the call: `order` has their places."""
-    places = results.copy()
-    for place, result in zip(order, results, strict=True):
-        places[place] = result
-    return places
 
 
 def _count_padding(slices: list[Slice], size: int, batch: Batch) -> None:

@@ -19,22 +19,19 @@ def validate_lengths(name: str, lengths: list[Any]) -> list[int]:
     # the most frequent case: integers in range
     if set(map(type, lengths)) == {int} and min(lengths) >= 0 and max(lengths) <= sys.maxsize:
         return lengths
-    return [_validate_length(name, length) for length in lengths]
-
-
-def _validate_length(name: str, length: Any) -> int:
-    """Return one length, rounded up."""
-    try:
-        whole = length if type(length) is int else math.ceil(length)
-    except (TypeError, ValueError, OverflowError):
-        raise TypeError(
-            f"{name}: length must return a number of at least 0, got {length!r}"
-        ) from None
-    if whole < 0:
-        raise ValueError(f"{name}: length must return a number of at least 0, got {length!r}")
-    if whole > sys.maxsize:
-        raise ValueError(
-            f"{name}: length must return a number of at most {sys.maxsize}, got one "
-            f"of {whole.bit_length()} bits"
-        )
-    return whole
+    found: list[int] = []
+    for length in lengths:
+        try:
+            found.append(math.ceil(length))
+        except (TypeError, ValueError, OverflowError):
+            raise TypeError(
+                f"{name}: length must return a number of at least 0, got {length!r}"
+            ) from None
+        if found[-1] < 0:
+            raise ValueError(f"{name}: length must return a number of at least 0, got {length!r}")
+        if found[-1] > sys.maxsize:
+            raise ValueError(
+                f"{name}: length must return a number of at most {sys.maxsize}, got one of "
+                f"{found[-1].bit_length()} bits"
+            )
+    return found

@@ -23,15 +23,15 @@ from .._core.linger import NEVER
 from .._core.policy import BatchPolicy
 from .._core.scheduler import Batch, Request
 from .._execution.execution import Execution
-from .._function.preparation import PreparingRuntime
 from .._function.requests import MISSING
 from .._runtime.async_backend import current_loop, post
 from .._runtime.call_queue import CallQueue
 from .._runtime.recorder import Recorder
 from .._runtime.runtime import CANNOT_START, MANY
+from .._runtime.settling import take_wakers
 from .._runtime.timer_thread import daemon_thread
 from .._runtime.waits import enter_worker
-from .._runtime.wakers import log_failure
+from .._runtime.wakers import log_failure, wake_all
 from ..errors import BatcherClosed, RemoteError, ServerGone
 from ..stats import Stats
 from .greeting import Greeting
@@ -51,13 +51,16 @@ Dial = Callable[[], tuple[socket.socket, Greeting, Channel, Place]]
 class ClientParser:
     """Parser of calls that a model process parses again."""
 
-    class _NoBinder:
-        items_name = None
-
-    binder = _NoBinder()
-
     def __init__(self, name: str) -> None:
         self._name = name
+
+    def read(
+        self, item: Any, args: tuple[Any, ...], _: object, single: bool, /
+    ) -> tuple[Any, tuple[Any, ...], bool]:
+        """Return what `prepare` gets: see `ItemRequestParser.read`."""
+        if item is MISSING:
+            raise TypeError(f"{self._name} needs an item, or a list of items")
+        return item, args, single or not isinstance(item, list)
 
     def parse(
         self,
@@ -195,12 +198,16 @@ class ClientRuntime(CallQueue):
             self._send()
         return cancelled
 
-    def abort(self, why: str, *, forked: bool = False) -> None:
+    def abort(self, why: str) -> None:
         connection = self._connection
-        super().abort(why, forked=forked)
+        super().abort(why)
         if connection is not None:
-            # the parent of a fork goes on using the socket
-            connection.close() if forked else connection.end()
+            connection.end()
+
+    def forget(self) -> None:
+        if self._connection is not None:  # the parent of a fork goes on using the socket
+            self._connection.close()
+        super().forget()
 
     def _time_of_queue(self) -> float:
         connection = self._connection
@@ -215,7 +222,7 @@ class ClientRuntime(CallQueue):
 
     def stats(self) -> Stats:
         """Return the statistics of the model process. They are zero if it does not run."""
-        return self._ask(STATS) or Recorder("").snapshot(0, 0, 0)
+        return self._ask(STATS) or Recorder().snapshot(0, 0, 0)
 
     def reset_stats(self) -> None:
         """Set the statistics of the model process to zero."""
@@ -326,8 +333,6 @@ class ClientRuntime(CallQueue):
 
     def _take_frames(self, connection: _Connection) -> list[tuple[int, int, Message | None]]:
         """Return the frames that may leave, under the lock."""
-        if self._changing:
-            self._repair()
         frames = [connection.outbox.popleft() for _ in range(len(connection.outbox))]
         scheduler = self._scheduler
         if connection is not self._connection:
@@ -366,8 +371,6 @@ class ClientRuntime(CallQueue):
         ended: list[Request] = []
         sizes: Counter[Batch] = Counter()
         with self._lock:
-            if self._changing:
-                self._repair()
             for number, (value, failed) in answers.items():
                 request, batch = connection.calls.pop(number, (None, None))
                 if request is None or batch is None:
@@ -382,8 +385,7 @@ class ClientRuntime(CallQueue):
                 ended.append(request)
             if not sizes:
                 return
-            key = next(iter(sizes))
-            self._wakeups.add(key, ended)
+            wakers = take_wakers(ended)
             if connection is self._connection:
                 self._end_calls(sizes)
             more = self._scheduler.waiting > 0
@@ -392,7 +394,7 @@ class ClientRuntime(CallQueue):
             if more:
                 self._send()
         finally:
-            self._wakeups.wake(key)
+            wake_all(wakers)
 
     def _load(self, frame: Frame) -> tuple[Any, bool]:
         """Return the result or the error of a call, and whether it is an error."""
@@ -439,10 +441,6 @@ class ClientRuntime(CallQueue):
         error = ServerGone(f"{self.name}: {why}")
         error.retry_after_s = self._pause
         return error
-
-
-class PreparingClientRuntime(PreparingRuntime, ClientRuntime):
-    """Client's runtime whose calls are prepared in this process."""
 
 
 def received(link: socket.socket) -> bytes:

@@ -119,11 +119,11 @@ class ClientFunction(BatchFunction):
     """A function in another process, and the settings of the client."""
 
     @property
-    def runtimes(self) -> tuple[Any, Any]:
-        """Classes of its runtimes: without and with a preparation of calls."""
-        from .client import ClientRuntime, PreparingClientRuntime
+    def runtime(self) -> Any:
+        """Class of its runtimes."""
+        from .client import ClientRuntime
 
-        return ClientRuntime, PreparingClientRuntime
+        return ClientRuntime
 
     def parts(self, *, bound: bool) -> Parts:
         """Return the parts of a client."""
@@ -145,7 +145,6 @@ class _Connected(BatchedCallable[T, U, ...]):
     """A connected function, without the calls that differ between threads and coroutines."""
 
     _features = False
-    _repr_html_ = None  # type: ignore[assignment]  # its statistics are in another process
 
     def __init__(
         self,

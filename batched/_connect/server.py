@@ -26,7 +26,6 @@ from typing import Any, Final
 from .._execution.exceptions import SharedError
 from .._function.batched import BatchedCallable
 from .._function.requests import MISSING
-from .._operations.counts import share_counts
 from .._services.failures import error_text, to_remote
 from ..errors import BatcherClosed
 from .greeting import PATIENCE, Greeting, welcome
@@ -165,7 +164,10 @@ class ModelServer:
         `ready` is called once the server serves, and `ending` once it begins to end.
         """
         keep_memory()
-        share_counts()
+        if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
+            from .._operations.collector import register
+
+            register(None)
         self.loop = asyncio.get_running_loop()
         self._ended = asyncio.Event()
         self._listener.setblocking(False)

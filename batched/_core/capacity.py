@@ -11,6 +11,10 @@ PATIENCE: Final = 512
 """Full batches before a raise. So at most one full batch in 512 fails because of a raise."""
 STEP: Final = 8
 """Divisor of a raise: the ceiling is raised by 1 / STEP, at least by one item."""
+LARGE: Final = 65_536
+"""Cells from which padding is limited however cheap it is: it takes memory."""
+MOST_PADDING: Final = 8
+"""Most padding of a `LARGE` batch, as a multiple of the lengths of its items."""
 
 
 class Capacity:
@@ -47,6 +51,17 @@ class Capacity:
         cells = min(self._budget, self._ceiling)
         return int(max(1, min(self.batch_size, cells / (longest or 1))))
 
+    def may_pad(self, padding: float, cells: int) -> bool:
+        """Return whether items whose lengths add up to `cells` may get so much padding (cells).
+
+        The padding takes at most as long as the fixed part of a batch. While this time is unknown,
+        at most half of the batch is padding.
+        """
+        limit = self.cost.fixed_size
+        if limit is None:
+            return padding <= cells
+        return padding <= limit and (padding <= MOST_PADDING * cells or padding + cells <= LARGE)
+
     def fitted(self, items: int, longest: int) -> None:
         """Record a batch that ran: its items, and the length of the longest item."""
         width = longest or 1
@@ -82,9 +97,14 @@ class Room(Capacity):
 
     def holds(self, longest: int) -> bool:
         """Return whether one more item, `longest` long, fits beside the live rows."""
-        fitting = self._whole.max_items(max(longest, self._longest))
-        return self.batch_size > 0 and fitting > self._live
+        return self._places(longest) > 0
 
     def max_items(self, longest: int) -> int:
+        return max(1, self._places(longest))
+
+    def may_pad(self, padding: float, cells: int) -> bool:  # noqa: ARG002  of whole batches
+        return True  # rows join and leave, so they are never padded together
+
+    def _places(self, longest: int) -> int:
         fitting = self._whole.max_items(max(longest, self._longest)) - self._live
-        return max(1, min(self.batch_size, fitting))
+        return min(self.batch_size, fitting)

@@ -24,5 +24,5 @@ def suggest(name: str, known: Iterable[str]) -> str:
     """Return the question whether the most similar known name was meant, or an empty text."""
     from difflib import get_close_matches  # only errors need it
 
-    alike = get_close_matches(name, list(known), 1)
+    alike = get_close_matches(name, known, 1)
     return f"; did you mean {alike[0]!r}?" if alike else ""

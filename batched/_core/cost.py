@@ -23,8 +23,9 @@ class TimeBySize:
 
     def __init__(self) -> None:
         self._batches = 0
-        # size that takes as long as the fixed part of a batch; infinite if unknown
-        self.fixed_size = math.inf
+        # size that takes as long as the fixed part of a batch; infinite if larger batches take no
+        # longer; None: unknown
+        self.fixed_size: float | None = None
         self.mean = 0.0  # time of a batch of any size (s)
         # by octave (bits of a size): batches, at most LAST, their mean size and mean time (s)
         self._octaves: dict[int, tuple[int, float, float]] = {}
@@ -46,9 +47,10 @@ class TimeBySize:
 
     def _find_fixed_size(self) -> None:
         """Compute the fixed size from the line through the smallest and the largest octave."""
-        octaves = self._octaves
-        known = [octave for octave in octaves if octaves[octave][0] >= ENOUGH]
-        (_, low, time), (_, high, longer) = (octaves[of(known or octaves)] for of in (min, max))
+        known = [octave[1:] for octave in self._octaves.values() if octave[0] >= ENOUGH]
+        if len(known) < 2:
+            return
+        (low, time), (high, longer) = min(known), max(known)
         self.fixed_size = math.inf
         if longer > time:
             slope = (longer - time) / (high - low)

@@ -7,7 +7,6 @@ lengths.
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from itertools import chain
 from operator import neg
@@ -27,62 +26,42 @@ def form_batch(leader: Request, group: Group, capacity: Capacity) -> tuple[list[
     calls, each class first come, first served.
     """
     if leader.lengths is not None:
-        return _form_by_length(leader, group, capacity)
+        return pack_by_length(leader, group, capacity)
     room = capacity.max_items(0) if capacity.varies else capacity.batch_size
-    start = leader.dispatched
-    stop = min(leader.size, start + room)
-    slices = [(leader, start, stop)]
-    left = room - (stop - start)
-    if left:
-        for request in chain(group.small, group.large):
-            if request is leader:
-                continue
-            start, stop = request.dispatched, request.size
-            if stop - start >= left:
-                slices.append((request, start, start + left))
-                return slices, room, 0
+    start, stop = leader.dispatched, min(leader.size, leader.dispatched + room)
+    slices, left = [(leader, start, stop)], min(room, group.waiting) - (stop - start)
+    size = left + stop - start
+    for request in chain(group.small, group.large) if left else ():
+        if request is not leader:
+            start, stop = request.dispatched, min(request.size, request.dispatched + left)
             slices.append((request, start, stop))
             left -= stop - start
-    return slices, room - left, 0
+            if not left:
+                break
+    return slices, size, 0
 
 
-def _form_by_length(
+def pack_by_length(
     leader: Request, group: Group, capacity: Capacity
 ) -> tuple[list[Slice], int, int]:
-    """Return the slices, size and longest length of a batch of items with lengths."""
-    size = group.waiting
-    if size <= capacity.batch_size:  # `longest` iterates over all requests of the group
-        longest = group.longest
-        # longest * (size - 1) is an upper bound of the padding
-        if size <= capacity.max_items(longest) and longest * (size - 1) <= capacity.cost.fixed_size:
-            group.forget_longest()
-            return take_all(leader, group), size, longest
-    group.forget_longest()
-    builder = pack_by_length(leader, group, capacity)
-    return builder.slices, builder.size, builder.longest
+    """Return the slices, size and longest length of a batch of items of similar lengths.
 
-
-def take_all(leader: Request, group: Group) -> list[Slice]:
-    """Return slices of all waiting items: the leader, then small calls, then large calls."""
-    others = [request for request in group if request is not leader]
-    return [
-        (request, start, stop)
-        for request in (leader, *others)
-        for start, stop in request.remaining.spans
-    ]
-
-
-def pack_by_length(leader: Request, group: Group, capacity: Capacity) -> BatchBuilder:
-    """Return the builder of a batch of items of similar lengths.
-
-    A cell is one unit of length of one item, padding included (`Capacity`).
+    A cell is one unit of length of one item, padding included (`Capacity`). All items leave if they
+    fit. Otherwise:
 
     1. The leader takes its longest items, as many as fit with the first of them.
     2. Room that the leader does not need goes to the small calls next in line, then to the other
        large calls, the oldest first. Of each, the item that needs the least padding joins next.
-    3. The padding has at most as many cells as take the fixed time of one more batch, once that
-       time is known (`TimeBySize.fixed_size`).
+    3. The padding is limited (`Capacity.may_pad`).
     """
+    size, longest = group.waiting, group.longest
+    group.forget_longest()
+    if size <= capacity.max_items(longest):
+        cells = sum([sum(each.waiting_lengths(0, each.size)) for each in group])
+        if capacity.may_pad(longest * size - cells, cells):
+            calls = sorted(group, key=lambda call: call is not leader)
+            slices = [one for call in calls for one in call.cut(0, call.size - call.dispatched)]
+            return slices, size, longest
     builder = BatchBuilder(leader, capacity)
     index = group.length_index(capacity.batch_size)
     builder.add_leader(leader, index)
@@ -92,7 +71,7 @@ def pack_by_length(leader: Request, group: Group, capacity: Capacity) -> BatchBu
             break
         if request is not leader:
             builder.add_large(request)
-    return builder
+    return builder.slices, builder.size, builder.longest
 
 
 class BatchBuilder:
@@ -103,7 +82,8 @@ class BatchBuilder:
         self.size = 0  # items in the slices
         self.longest = leader.longest  # length of the longest item in the slices
         self._capacity = capacity
-        self._padding_left = capacity.cost.fixed_size  # padding that further items may add (cells)
+        self.cells = 0  # sum of the lengths of the items
+        self._padding = 0  # cells of the batch that are padding
 
     @property
     def room(self) -> int:
@@ -112,7 +92,7 @@ class BatchBuilder:
 
     def add_leader(self, leader: Request, index: LengthIndex) -> None:
         """Add the longest items of the leader, and remove them from `index`."""
-        first = leader.remaining.spans[0][0]
+        first = leader.remaining[0]
         _, count = self._choose_nearest(leader.waiting_lengths(0, self.room), [])
         self._add(leader, 0, count)
         if leader.small:
@@ -121,22 +101,23 @@ class BatchBuilder:
     def add_small(self, index: LengthIndex) -> None:
         """Add the items of small calls that are nearest in length."""
         # the index has the longest item first: items at places below `at` are longer than `longest`
-        at, room = index.not_longer(self.longest), self.room
+        at, room = bisect_left(index.entries, (-self.longest,)), self.room
         longer = index.lengths(max(at - room, 0), at)
         before, after = self._choose_nearest(index.lengths(at, at + room), longer)
         # for each request, the first position of its chosen items, and their number
         found: dict[Request, list[int]] = {}
-        for _, _, position, request in index.take(at - before, at + after):
+        for _, _, position, request in index.entries[at - before : at + after]:
             found.setdefault(request, [position, 0])[1] += 1
+        del index.entries[at - before : at + after]
         for request, (position, count) in found.items():
-            rank = request.remaining.rank(position)
+            rank = bisect_left(request.remaining, position)
             self._add(request, rank, rank + count)
 
     def add_large(self, request: Request) -> None:
         """Add the items of a large call that are nearest in length."""
         assert request.lengths is not None
         at, room = bisect_left(request.lengths, -self.longest, key=neg), self.room
-        rank = request.remaining.rank(at)
+        rank = bisect_left(request.remaining, at)
         longer = request.waiting_lengths(max(rank - room, 0), rank)
         before, after = self._choose_nearest(request.waiting_lengths(rank, rank + room), longer)
         if before + after:
@@ -151,26 +132,28 @@ class BatchBuilder:
         before = after = 0  # items that join of `longer`, and of `shorter`
         while True:
             size = self.size + before + after
-            # cells of padding for the next item of `shorter`, and for the next of `longer`
-            padding, stretch = math.inf, math.inf
+            # for the next item of `shorter` or `longer`: cells of padding, whether it is of
+            # `longer`, and its length
+            joining = []
             if after < len(shorter) and size < self._capacity.max_items(self.longest):
-                padding = self.longest - shorter[after]
-            if before < len(longer) and size < self._capacity.max_items(longer[-before - 1]):
-                stretch = (longer[-before - 1] - self.longest) * size
-            if min(padding, stretch) == math.inf or min(padding, stretch) > self._padding_left:
+                length = shorter[after]
+                joining.append((self.longest - length, False, length))
+            if before < len(longer):
+                length = longer[-before - 1]
+                if size < self._capacity.max_items(length):
+                    joining.append(((length - self.longest) * size, True, length))
+            if not joining:
                 return before, after
-            if padding <= stretch:
-                self._padding_left -= padding
-                after += 1
-            else:
-                self._padding_left -= stretch
-                self.longest = longer[-before - 1]
-                before += 1
+            padding, is_longer, length = min(joining)
+            if not self._capacity.may_pad(self._padding + padding, self.cells + length):
+                return before, after
+            self._padding += padding
+            self.cells += length
+            self.longest = max(self.longest, length)
+            before += is_longer
+            after += not is_longer
 
     def _add(self, request: Request, low: int, high: int) -> None:
         """Add the waiting items of `request` ranked `low` to `high` (exclusive)."""
-        # a request that leaves as a whole does not need its `remaining` spans any more
-        spans = [(0, high)] if high - low == request.size else request.remaining.cut(low, high)
-        for start, stop in spans:
-            self.slices.append((request, start, stop))
+        self.slices += request.cut(low, high)
         self.size += high - low

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterator
 from itertools import chain
+from typing import Any
 
 from .length_index import LengthIndex
 from .linger import NEVER
 from .request import Request
+
+Order = deque[tuple[Any, ...]]
+"""Sorted entries of groups. Entries with equal keys differ in the next part. Most enter at the end
+and leave at the start.
+"""
+Place = tuple[Order, tuple[Any, ...]]
+"""An order, and an entry of it."""
 
 
 class Group:
@@ -17,11 +25,15 @@ class Group:
     def __init__(self, key: Hashable) -> None:
         self.key = key  # the `group_key` of all its requests
         # requests with waiting items, first come, first served
-        self.small: OrderedDict[Request, None] = OrderedDict()
         self.large: OrderedDict[Request, None] = OrderedDict()
+        self.small: OrderedDict[Request, None] = OrderedDict()
+        self.queues = self.large, self.small  # by `Request.small`
         self.waiting = 0  # items not yet handed out
         self.begun = 0  # requests with some items handed out, unless they are `separate`
-        self.held_since = NEVER  # moment when the group was first held despite a free worker (s)
+        self.ready = False  # whether it may leave, until a batch takes from it
+        self.places: tuple[Place, ...] = ()  # its entries in orders of groups
+        # moment since which a worker was free when the group was first held; NEVER: not held (s)
+        self.held_since = NEVER
         self._length_index: LengthIndex | None = None  # None until needed
         self._longest: int | None = 0  # see `longest`; None: unknown
 
@@ -32,7 +44,7 @@ class Group:
     @property
     def oldest(self) -> float:
         """Moment at which the oldest request arrived (s)."""
-        return min([next(iter(queue)).arrived for queue in (self.small, self.large) if queue])
+        return min([next(iter(queue)).arrived for queue in self.queues if queue])
 
     @property
     def longest(self) -> int:
@@ -51,21 +63,21 @@ class Group:
 
     def withdraw(self, request: Request) -> None:
         """Remove the waiting items of a request."""
-        self._longest = None
+        self.forget_longest()
         if self._length_index is not None and request.small:
             self._length_index.discard(request)
         self.waiting -= request.size - request.dispatched
         self.begun -= request.dispatched > 0 and not request.separate
-        del (self.small if request.small else self.large)[request]
+        del self.queues[request.small][request]
         request.queued = False
 
     def length_index(self, batch_size: int) -> LengthIndex:
         """Return the index of the small requests next in line, by length."""
         if self._length_index is None:
-            self._length_index = LengthIndex(self.small, batch_size)
-        self._length_index.fill()
+            self._length_index = LengthIndex(self.small)
+        self._length_index.fill(batch_size)
         return self._length_index
 
     def forget_longest(self) -> None:
-        """Discard the longest length, because items leave with a batch."""
+        """Discard the longest length, because items leave."""
         self._longest = None

@@ -29,47 +29,36 @@ class LengthIndex:
     Calls beyond the look-ahead wait in order of arrival.
     """
 
-    def __init__(self, calls: Iterable[Request], batch_size: int) -> None:
-        self._entries: list[Entry] = []  # longest first, then oldest first
-        self._limit = LOOK_AHEAD * batch_size  # number of entries from which no call is added
+    def __init__(self, calls: Iterable[Request]) -> None:
+        self.entries: list[Entry] = []  # longest first, then oldest first
         self._beyond = OrderedDict[Request, None].fromkeys(calls)  # calls without entries so far
 
     def add(self, request: Request) -> None:
         """Add a small call, without entries so far."""
         self._beyond[request] = None
 
-    def fill(self) -> None:
+    def fill(self, batch_size: int) -> None:
         """Add the entries of as many calls as the look-ahead holds."""
-        while self._beyond and len(self._entries) < self._limit:
+        while self._beyond and len(self.entries) < LOOK_AHEAD * batch_size:
             request, _ = self._beyond.popitem(last=False)
             assert request.lengths is not None
             for position, length in enumerate(request.lengths):
-                self._entries.append((-length, request.number, position, request))
-        self._entries.sort()
+                self.entries.append((-length, request.number, position, request))
+        self.entries.sort()
 
     def lengths(self, low: int, high: int) -> list[int]:
         """Return lengths of the items from `low` to `high` (exclusive), or to the last item."""
-        return [-entry[0] for entry in self._entries[low:high]]
-
-    def not_longer(self, length: int) -> int:
-        """Return the place of the first item that is not longer than `length`."""
-        return bisect_left(self._entries, (-length,))
-
-    def take(self, low: int, high: int) -> list[Entry]:
-        """Remove the items from `low` to `high` (exclusive), and return them."""
-        taken = self._entries[low:high]
-        del self._entries[low:high]
-        return taken
+        return [-entry[0] for entry in self.entries[low:high]]
 
     def remove(self, request: Request, first: int, last: int) -> None:
         """Remove the items of `request` from position `first` to `last` (inclusive)."""
         assert request.lengths is not None
         low, high = [
-            bisect_left(self._entries, (-request.lengths[at], request.number, at))
+            bisect_left(self.entries, (-request.lengths[at], request.number, at))
             for at in (first, last)
         ]
-        self._entries[low : high + 1] = [
-            entry for entry in self._entries[low : high + 1] if entry[3] is not request
+        self.entries[low : high + 1] = [
+            entry for entry in self.entries[low : high + 1] if entry[3] is not request
         ]
 
     def discard(self, request: Request) -> None:
@@ -77,5 +66,4 @@ class LengthIndex:
         if request in self._beyond:
             del self._beyond[request]
         else:
-            spans = request.remaining.spans
-            self.remove(request, spans[0][0], spans[-1][1] - 1)
+            self.remove(request, request.remaining[0], request.remaining[-1])

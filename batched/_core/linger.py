@@ -22,7 +22,8 @@ Each joining item saves p * (1 - e / s), because its batch is delayed by e, and 
 that exceeds p. Each ready item waits for e. If the worker would be idle afterwards, each ready item
 also waits for g. A busy worker does not lose g, because its next batch is smaller. A batch is held
 only if one worker is free, because a new item can use any other free worker. The linger is the wait
-with the best mean gain among the waits up to s, or zero if no mean gain is positive.
+with the best mean gain, or zero if no mean gain is positive. With a `timeout` the waits end there
+or at s. Without one they end at `HOLD` or, if longer, at `HOLD_SHARE` of s.
 
 A held batch leaves before the linger is over if all expected items wait or run, or if the batch has
 one worker's share of them. The expected number of items is the largest number that lately waited or
@@ -60,8 +61,18 @@ AT_ONCE = -math.inf
 NEVER = math.inf
 """Moment after any other (s)."""
 
-WAITS: Final = [20e-6 * 2**step for step in range(10)]
-"""Waits that are considered (s): from 20 us, in which a thread can be woken, to 10 ms."""
+HOLD: Final = 0.005
+"""Longest wait without a `timeout` (s), unless `HOLD_SHARE` of a batch's time is longer."""
+HOLD_SHARE: Final = 0.5
+"""Longest wait without a `timeout`, as a share of the mean time of a batch. Callers who come back
+late need it. A quarter gives less throughput, and a whole gives no more.
+"""
+WAITS: Final = [20e-6 * 2**step for step in range(8)] + [HOLD * 2**step for step in range(7)]
+"""Waits that are considered (s), from 20 us, in which a thread can be woken. The longest allowed
+wait follows.
+"""
+LONGEST: Final = 0.6
+"""Longest wait that is considered without a `timeout` (s)."""
 WEIGHT: Final = 0.1
 """Weight of a new value in a moving average."""
 WAIT_WEIGHT: Final = 1.2
@@ -88,8 +99,10 @@ class Eager:
     reason: FlushReason = "eager"  # why a batch that was held leaves
     holds = False  # whether batches are held
     max_free = math.inf  # most free workers while a batch is held
+    batch_size = 0  # items of a full batch, for rules that ask
 
-    def __init__(self) -> None:
+    def __init__(self, linger: float = 0.0) -> None:
+        self.linger = linger  # time for which a batch is held (s)
         self._cost = TimeBySize()
         # size and time of each batch that `_cost` does not have yet (s)
         self._ended: deque[tuple[int, float]] = deque(maxlen=LAST)
@@ -111,13 +124,13 @@ class Eager:
         """
         return False
 
-    def leaves_at(self, oldest: float, free_since: float) -> float:  # noqa: ARG002  of other rules
-        """Return the moment from which a group may leave (s).
+    def since(self, oldest: float, free_since: float) -> float:
+        """Return the moment at which the linger of a group begins (s).
 
         `oldest` is the arrival of its oldest item, `free_since` the moment since which a worker is
         free (s).
         """
-        return AT_ONCE
+        return max(oldest, free_since)
 
     def arrived(self, group: Hashable, items: int, now: float) -> None:
         """Record the arrival of `items` in `group`."""
@@ -140,7 +153,7 @@ class Eager:
 
 
 class Window(Eager):
-    """Rule that holds a group until its oldest item is `timeout` seconds old.
+    """Rule that holds a group until its oldest item is `linger` seconds old.
 
     The time for which the item waited for a busy worker counts.
     """
@@ -148,12 +161,8 @@ class Window(Eager):
     reason: FlushReason = "timeout"
     holds = True
 
-    def __init__(self, timeout: float) -> None:
-        super().__init__()
-        self._timeout = timeout
-
-    def leaves_at(self, oldest: float, free_since: float) -> float:  # noqa: ARG002  of other rules
-        return oldest + self._timeout
+    def since(self, oldest: float, free_since: float) -> float:  # noqa: ARG002  of other rules
+        return oldest
 
 
 @dataclass(eq=False)
@@ -181,15 +190,16 @@ class Hindsight(Eager):
     max_free = 1  # if more workers are free, a new item can run at once
 
     def __init__(
-        self, timeout: float, batch_size: int, tick: float = 0.0, workers: int = 1
+        self, timeout: float | None, batch_size: int, tick: float = 0.0, workers: int = 1
     ) -> None:
         super().__init__()
-        self._batch_size = batch_size
+        self.batch_size = batch_size
         self._workers = workers
+        end = LONGEST if timeout is None else timeout
+        self._hold_share = HOLD_SHARE if timeout is None else 1.0  # of a batch's time
         # waits that are considered (s)
-        self._waits = sorted({min(max(wait, tick), timeout) for wait in WAITS})
+        self._waits = sorted({min(max(wait, tick), end) for wait in (*WAITS, end)})
         self._gains = [0.0] * len(self._waits)  # mean gain of each wait (item seconds)
-        self._linger = 0.0  # wait with the best mean gain; 0.0 if none gains anything (s)
         # for each period between the ends of two batches, the most items that waited or ran at once
         self._peaks = deque([0], maxlen=RECENT + 1)
         # whether a group is held until it fills a batch, although it leaves items behind
@@ -212,18 +222,14 @@ class Hindsight(Eager):
         return (
             outstanding >= expected
             or waiting >= share
-            or (share > self._batch_size and not self._full_pays)
+            or (share > self.batch_size and not self._full_pays)
         )
-
-    def leaves_at(self, oldest: float, free_since: float) -> float:
-        return max(oldest, free_since) + self._linger
 
     def arrived(self, group: Hashable, items: int, now: float) -> None:
         point = self._latest
         if self._unrecorded > 0 and point is not None and hash(group) == point.group:
             self._unrecorded -= items
-            # in this order: an exception that interrupts leaves no moment without its items
-            point.arrived.append(self._batch_size - self._unrecorded)
+            point.arrived.append(self.batch_size - self._unrecorded)
             point.moments.append(now - point.since)
 
     def note_outstanding(self, items: int) -> None:
@@ -241,11 +247,10 @@ class Hindsight(Eager):
             if point.moments or point.outstanding < self.expected:
                 self._past.append(point)
         self._latest = DecisionPoint(hash(group), items, outstanding, now)
-        self._unrecorded = self._batch_size
+        self._unrecorded = self.batch_size
 
     def finished(self, size: int, seconds: float, outstanding: int, left: int) -> None:
-        if outstanding > self._peaks[-1]:
-            self._peaks[-1] = outstanding
+        self.note_outstanding(outstanding)
         self._peaks.append(left)
         self._ended.append((size, seconds))
 
@@ -260,9 +265,9 @@ class Hindsight(Eager):
             self._singly = max(self._singly - len(self._past), 0)
             # the last formula of the module, without divisions
             share = self.expected / self._workers
-            if share > self._batch_size:
-                full, rest = time(self._batch_size), time(share - self._batch_size)
-                left_side = self._batch_size * (full + rest) ** 2
+            if share > self.batch_size:
+                full, rest = time(self.batch_size), time(share - self.batch_size)
+                left_side = self.batch_size * (full + rest) ** 2
                 self._full_pays = left_side >= LEAST_GAIN * 2 * share * full**2
         self._past.clear()
 
@@ -271,7 +276,7 @@ class Hindsight(Eager):
         i = max(0.0, 1 - s / self._pace) if self._pace else 0.0
         seen = min(point.seconds, s)  # time after the point for which arrivals are known (s)
         n, moments, arrived = point.n, point.moments, point.arrived
-        room = self._batch_size - n
+        room = self.batch_size - n
         missing = min(room, max(self.expected - point.outstanding, 0))  # items that could join
         complete = 0.0  # arrival of the last of them (s)
         if missing:
@@ -279,12 +284,13 @@ class Hindsight(Eager):
             complete = moments[place] if place < len(moments) else NEVER
         last = max(complete, moments[-1]) if moments else complete  # longer waits gain the same
         within = bisect_right(moments, seen)
-        m = min(arrived[within - 1], self._batch_size) if within else 0
+        m = min(arrived[within - 1], self.batch_size) if within else 0
         waits, gains, time = self._waits, self._gains, self._cost.time
         gain, changes = 0.0, True
         alone = time(n)
+        longest = max(min(s, HOLD), s * self._hold_share)  # wait that may be chosen (s)
         for number, d in enumerate(waits):
-            if d > seen:
+            if d > seen or d > longest:
                 break
             if changes:
                 e = min(d, complete)
@@ -297,13 +303,14 @@ class Hindsight(Eager):
                     gain += k * (p * (1 - e / s) - max(0.0, e - p)) - i * n * g
                 changes = d < last
             gains[number] += WEIGHT * (gain - gains[number])
-        best = max(gains[: bisect_right(waits, s)], default=0.0)
-        self._linger = waits[gains.index(best)] if best > 0 else 0.0
-        self.holds = bool(self._linger)
+        best = max(gains[: bisect_right(waits, longest)], default=0.0)
+        self.linger = waits[gains.index(best)] if best > 0 else 0.0
+        self.holds = bool(self.linger)
 
 
 def flush_rule(policy: BatchPolicy, tick: float = 0.0) -> Eager:
     """Return the rule that `policy.flush` selects. No wait is shorter than `tick` (s)."""
-    if policy.flush == "auto" and policy.timeout:
-        return Hindsight(policy.timeout, policy.batch_size, tick, policy.max_concurrent_batches)
-    return Window(policy.timeout) if policy.flush == "window" else Eager()
+    timeout = policy.timeout_ms and policy.timeout_ms / 1e3  # seconds; None, if it is None
+    if policy.flush == "auto" and timeout != 0:
+        return Hindsight(timeout, policy.batch_size, tick, policy.max_concurrent_batches)
+    return Window(HOLD if timeout is None else timeout) if policy.flush == "window" else Eager()

@@ -17,7 +17,6 @@ _LEAST: Final = {
     "batch_size": 1,
     "small_batch_threshold": 0,
     "max_concurrent_batches": 1,
-    "prefetch": 0,
     "max_batch_tokens": 1,
     "max_queue_size": 1,
 }
@@ -37,8 +36,10 @@ class BatchPolicy:
 
     batch_size: int = 32
     """Most items in one batch; at least 1."""
-    timeout_ms: float = 5.0
-    """Longest time for which an item is held so that more can join; finite, at least 0 (ms)."""
+    timeout_ms: float | None = None
+    """Longest time for which an item is held so that more can join; finite, at least 0 (ms). None:
+    5 ms or, with `flush="auto"`, half of the mean time of a batch if that is longer.
+    """
     small_batch_threshold: int = 8
     """Most items of a small call; small calls go first. At least 0."""
     flush: Flush = "auto"
@@ -47,8 +48,6 @@ class BatchPolicy:
     """Most items times the longest length in one batch; at least 1. None: no limit."""
     max_concurrent_batches: int = 1
     """Most batches that run at once; at least 1."""
-    prefetch: int = 0
-    """Most batches that are formed and collated ahead, while all workers are busy; at least 0."""
     max_queue_size: int | None = None
     """Most items that wait in the queue; at least 1. A larger call enters an empty queue alone.
     None: no limit.
@@ -65,30 +64,21 @@ class BatchPolicy:
         for name, least in _LEAST.items():
             if checked[name] is not None or getattr(BatchPolicy, name) is not None:
                 checked[name] = check_whole(name, checked[name], least)
-        checked["timeout_ms"] = _duration("timeout_ms", self.timeout_ms)
-        if self.queue_timeout_ms is not None:
-            timeout = _duration("queue_timeout_ms", self.queue_timeout_ms, above=True)
-            checked["queue_timeout_ms"] = timeout
+        for name, above in (("timeout_ms", False), ("queue_timeout_ms", True)):
+            if checked[name] is not None:
+                checked[name] = _duration(name, checked[name], above=above)
         for name, allowed in (("flush", get_args(Flush)), ("on_full", get_args(OnFull))):
             if checked[name] not in allowed:
                 raise ValueError(
                     f"{name} must be one of {', '.join(map(repr, allowed))}, got {checked[name]!r}"
                 )
 
-    @property
-    def timeout(self) -> float:
-        """`timeout_ms` in seconds, the unit of every `now`."""
-        return self.timeout_ms / 1e3
 
-
-def _duration(name: str, value: object, *, above: bool = False) -> float:
+def _duration(name: str, value: object, *, above: bool) -> float:
     allowed = "above 0 and finite" if above else "at least 0 and finite"
     if not isinstance(value, Real) or isinstance(value, bool):
         raise TypeError(f"{name} must be a number of milliseconds, {allowed}, got {value!r}")
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
+    number = float(value)
     if not (math.isfinite(number) and (number > 0 if above else number >= 0)):
         raise ValueError(f"{name} must be {allowed}, got {value!r}")
     return number

@@ -2,47 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from .linger import FlushReason
-
-Span = tuple[int, int]
-"""Range of neighbouring items of a call: the first position, and the position after the last."""
-
-
-class RemainingSpans:
-    """Positions of the waiting items of a call, as few spans.
-
-    The rank of an item is the number of items that wait before it.
-    """
-
-    __slots__ = ("spans",)
-
-    def __init__(self, size: int) -> None:
-        # in order of position, none empty, with a gap between any two
-        self.spans: list[Span] = [(0, size)]
-
-    def rank(self, position: int) -> int:
-        """Return the number of items that wait before `position`."""
-        return sum([min(stop, position) - start for start, stop in self.spans if start < position])
-
-    def between(self, low: int, high: int) -> list[Span]:
-        """Return spans of the items of rank `low` to `high` (exclusive), in order."""
-        found: list[Span] = []
-        rank = 0  # rank of the first item of the span
-        for start, stop in self.spans:
-            if low < rank + stop - start and rank < high:
-                found.append((start + max(low - rank, 0), min(start + high - rank, stop)))
-            rank += stop - start
-        return found
-
-    def cut(self, low: int, high: int) -> list[Span]:
-        """Remove the items of rank `low` to `high` (exclusive), and return their spans in order."""
-        gone = self.between(low, high)
-        self.spans = [*self.between(0, low), *self.between(high, self.spans[-1][1])]
-        return gone
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -57,10 +21,17 @@ class Request:
     owner: object = None  # instance of a called method, kept alive until the answer
     # lengths of `items`, longest first; None where lengths do not matter
     lengths: list[int] | None = None
-    order: list[int] | None = None  # place of each item in the call, if sorted by length
+    # of a list call whose `items` are sorted by length, or without repetitions: the first place of
+    # each of them in the call, and for each place the position of its item
+    order: list[int] | None = None
+    places: list[int] | None = None
+    keys: list[Hashable] | None = None  # of `items`: a batch computes items of one key once
     # a list call whose items have outcomes of their own: a failed item does not end the call, and
     # items that leave do not hurry the rest
     separate: bool = False
+    # gets the outcomes of items that have ended: the position of the first one, and a result or an
+    # exception for each; only for `separate` items
+    on_part: Callable[[int, list[Any]], object] | None = None
     arrived: float = 0.0  # moment of arrival at the scheduler (s)
     number: int = 0  # rank among all requests that have entered the queue
     small: bool = False  # whether the call is small; known once it is queued
@@ -73,19 +44,22 @@ class Request:
     error: BaseException | None = None  # the answer, if the call failed
     origin: Any = None  # span of the caller, if batches are traced
     pieces: Any = None  # stream of a call whose caller reads pieces of the result
-    _remaining: RemainingSpans | None = None  # see `remaining`; None until it is needed
+    _remaining: list[int] | None = None  # see `remaining`; None until it is needed
 
     @property
-    def remaining(self) -> RemainingSpans:
-        """Positions of the items that wait; only where lengths matter."""
+    def remaining(self) -> list[int]:
+        """Positions of the items that wait, in order; only where lengths matter.
+
+        The rank of a waiting item is its place here.
+        """
         if self._remaining is None:
-            self._remaining = RemainingSpans(self.size)
+            self._remaining = list(range(self.size))
         return self._remaining
 
     @property
     def longest(self) -> int:
         """Length of the longest item that waits; 0 where lengths do not matter."""
-        return self.lengths[self.remaining.spans[0][0]] if self.lengths else 0
+        return self.waiting_lengths(0, 1)[0] if self.lengths else 0
 
     def waiting_lengths(self, low: int, high: int) -> list[int]:
         """Return lengths of the waiting items of rank `low` to `high` (exclusive), longest first.
@@ -93,10 +67,23 @@ class Request:
         Called only where lengths matter.
         """
         assert self.lengths is not None
-        found: list[int] = []
-        for start, stop in self.remaining.between(low, high):
-            found += self.lengths[start:stop]
-        return found
+        if not self.dispatched:
+            return self.lengths[low:high]
+        return [self.lengths[at] for at in self.remaining[low:high]]
+
+    def cut(self, low: int, high: int) -> list[Slice]:
+        """Remove the items of rank `low` to `high` (exclusive) from `remaining`.
+
+        Return slices of them; neighbours are one slice.
+        """
+        if high - low == self.size:  # no item will need `remaining`
+            return [(self, 0, high)]
+        slices: list[Slice] = []
+        for at in self.remaining[low:high]:
+            start = slices.pop()[1] if slices and slices[-1][2] == at else at
+            slices.append((self, start, at + 1))
+        del self.remaining[low:high]
+        return slices
 
 
 Slice = tuple[Request, int, int]
@@ -124,6 +111,7 @@ class Batch:
     too_big: Sequence[tuple[int, int]] = ()
     fitted: bool = True  # whether one call of the function returned for the whole batch
     begun: bool = False  # whether the function has been, or is about to be, called
+    computed: int = 0  # items in the last call of the function, fewer if some were equal
     attempts: int = 0  # calls of the function, for the batch or parts of it
     cells: int = 0  # places in the collated arrays, padding included
     early: int = 0  # items answered while it still runs

@@ -2,11 +2,11 @@
 
 The rules, in the order in which they are applied:
 
-1. A batch is formed only when a worker is free: at most `max_concurrent_batches` run at once. Up to
-   `prefetch` more batches, each of them full, are formed ahead.
+1. A batch is formed only when a worker is free: at most `max_concurrent_batches` run at once.
 2. Requests that may share a batch form a group. A group may leave when it fills a batch, when one
    of its calls has begun (unless the items of the call are `separate`), when the queue is full,
-   when the scheduler drains, or when the flush rule releases it. While a group is held, a free
+   when the scheduler drains, or when the flush rule releases it. A group that may leave may do so
+   until a batch takes from it, or one of its calls is cancelled. While a group is held, a free
    worker takes any other group that may leave. The number of items that fill a batch depends on the
    length of the longest of them (`Capacity`).
 3. One request leads the batch, and its group fills the rest. The leader is the oldest small call of
@@ -34,26 +34,23 @@ The rules, in the order in which they are applied:
    come, first served. The first blocked call is admitted as soon as all its items fit, or the queue
    is empty. No group is held while the queue is full.
 8. A call expires if none of its items has left `queue_timeout_ms` after its arrival, in the queue
-   or blocked. For an item that `map` submits ahead, time counts from the moment when the caller
-   waits for it (`count_wait`).
+   or blocked.
 
-The caller is the runtime; `now` is its clock (s). An event loop may run the scheduler in the main
-thread, where a signal handler can raise an exception between any two statements. So each request
-is in some container at every moment. Comments mark the statements whose order ensures this.
+The caller is the runtime; `now` is its clock (s).
 """
 
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
+from bisect import bisect_left, insort
+from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterator
-from itertools import chain
-from operator import attrgetter
+from itertools import chain, count, islice
 from typing import Final
 
 from .capacity import Capacity, Room
 from .formation import form_batch
-from .group import Group
+from .group import Group, Order, Place
 from .linger import AT_ONCE, NEVER, FlushReason, flush_rule
 from .policy import BatchPolicy
 from .request import Batch, Request, Slice
@@ -78,7 +75,13 @@ class Scheduler:
         self.capacity = Capacity(policy.batch_size, policy.max_batch_tokens)
         self._rule = flush_rule(policy, tick)
         self._groups: dict[Hashable, Group] = {}  # groups that wait; never an empty one
-        self._last_number = 0  # number of the latest request that entered the queue
+        # No step looks at all groups. A group is in `_changed` until the next look, and from then
+        # on in `_held`, by the moment at which its linger begins (the linger is equal for all), or
+        # in `_ready`, by the numbers of its oldest large and its oldest small request.
+        self._changed: dict[Group, None] = {}
+        self._held: Order = deque()
+        self._ready: tuple[Order, Order] = deque(), deque()
+        self._numbers = count(1)  # of requests that enter the queue
         self.waiting = 0  # items in the queue and not yet handed out, in all groups
         # requests that wait for room in the queue, first come, first served
         self.blocked: OrderedDict[Request, None] = OrderedDict()
@@ -92,17 +95,21 @@ class Scheduler:
         self._credit = 0.0  # credit of that call (batches)
         self.running: dict[Batch, None] = {}  # handed out and not finished, oldest first
         self.in_flight = 0  # items of `running` that have no answer yet
-        # workers without a batch; -n while n batches have been formed ahead of the workers
-        self._free = policy.max_concurrent_batches
-        self.has_room = True  # whether one more batch may run, or be formed ahead
+        self._free = policy.max_concurrent_batches  # workers without a batch
+        self.has_room = True  # whether one more batch may run
         self._free_since = AT_ONCE  # since when at least one worker is free (s)
         self._decision_due = False  # the rule must record a decision point at the next `take`
         self._batch_ended = False  # since the rule last learned
-        self.draining = False  # whether no group is held any more; set by the runtime
+        self.draining = False  # whether nothing is held; may be set and reset at any time
 
     def __iter__(self) -> Iterator[Request]:
         """Iterate over the requests of which some items still wait."""
         return chain(chain.from_iterable(self._groups.values()), self.blocked)
+
+    def resize(self, batch_size: int) -> None:
+        """Change the most items of later batches."""
+        self.capacity.batch_size = self._rule.batch_size = batch_size
+        self._changed.update(dict.fromkeys(self._groups.values()))
 
     def admits(self, request: Request) -> bool:
         """Return whether `request` would enter the queue at once."""
@@ -138,15 +145,13 @@ class Scheduler:
 
         Return True if the request was waiting and none of its items has been handed out.
         """
-        # first: if a signal interrupts the removal, the request must not expire as well
         self._expiring.pop(request, None)
         if request.queued:
             self._rule.note_outstanding(self.waiting + self.in_flight)
             self.waiting -= request.size - request.dispatched
             group = self._groups[request.group_key]
             group.withdraw(request)
-            if not group.waiting:
-                del self._groups[group.key]
+            self._look_again(group)
         elif request in self.blocked:
             del self.blocked[request]
         else:
@@ -154,61 +159,15 @@ class Scheduler:
         self._admit()
         return request.dispatched == 0
 
-    def repair(self) -> None:
-        """Rebuild queues and counts from the waiting requests.
-
-        The runtime calls this after an exception has interrupted a change. A request without a
-        waker has ended and is dropped. A request with an error was about to be cancelled. Its error
-        is removed, and the request waits on.
-        """
-        queued = [
-            request
-            for group in self._groups.values()
-            for request in group
-            if request.queued and request.waker is not None
-        ]
-        rebuilt = Scheduler(self.policy)
-        for request in sorted(queued, key=attrgetter("number")):
-            request.error = None
-            rebuilt._last_number = request.number - 1  # the request keeps its number
-            group, taken = rebuilt._enqueue(request), request.dispatched
-            group.waiting -= taken
-            rebuilt.waiting -= taken
-            group.begun += taken > 0 and not request.separate
-            group.forget_longest()
-        for request in self.blocked:
-            if request.queued:
-                self.admitted[request] = None
-            elif request.waker is not None:
-                request.error = None
-                rebuilt.blocked[request] = None
-        for request, since in self._expiring.items():
-            if request.waker is not None and not request.dispatched:
-                rebuilt._expiring[request] = since
-        # all changes of `self` are here, and no exception interrupts assignments
-        self._groups, self.waiting = rebuilt._groups, rebuilt.waiting
-        self.blocked, self._expiring = rebuilt.blocked, rebuilt._expiring
-        self._admit()
-
     def next_expiry(self) -> float:
         """Return the moment at which the next request expires; infinite if none can."""
         for since in self._expiring.values():
             return since + self._queue_timeout
         return NEVER
 
-    def count_wait(self, request: Request, since: float | None) -> None:
-        """Let the wait of `request` count from `since`, the present moment (s).
-
-        With None the wait does not count, and the request does not expire.
-        """
-        self._expiring.pop(request, None)
-        waits = request.queued or request in self.blocked
-        if waits and not request.dispatched and since is not None:
-            self._expiring[request] = since
-
     def expire(self, now: float) -> list[Request]:
         """Remove the requests that have waited too long, and return them."""
-        expired: list[Request] = []
+        expired = []
         while self.next_expiry() <= now:
             expired.append(next(iter(self._expiring)))
             self.cancel(expired[-1])
@@ -216,42 +175,62 @@ class Scheduler:
 
     def take(self, now: float) -> Batch | None:
         """Return the next batch, or None if no batch may leave yet: see `next_deadline`."""
-        if not self.has_room:
+        if not self._free:
             return None
         if self._batch_ended or self._decision_due:
             self._batch_ended = False
             # one group is enough: few functions have several that wait
             group = next(iter(self._groups.values()), None)
             if group is None or not (group.begun or group.waiting >= self.capacity.batch_size):
-                self._learn(group, now)
+                if group is not None and self._decision_due:
+                    outstanding = self.waiting + self.in_flight
+                    self._rule.decide(group.key, group.waiting, outstanding, now)
+                self._decision_due = False
+                self._rule.evaluate()
         leader = self._choose_leader(now) if self.waiting else None
         if leader is None:
             return None
         batch = self._form(leader, now)
         # leading a batch spends the credit; a large call that still waits earns with each batch
-        self._credit = QUANTUM + (0.0 if leader.number == self._oldest_large else self._credit)
-        if self._expiring:
-            for request, _, _ in batch.slices:
-                self._expiring.pop(request, None)
+        self._credit = QUANTUM + self._credit * (leader.number != self._oldest_large)
         if self.blocked:
             self._admit()
         return batch
 
-    def join(self, key: Hashable, room: Room, now: float) -> Batch | None:
-        """Return calls that join the live rows of a run, or None if no call may join.
+    def join(self, key: Hashable, room: Room, now: float) -> list[Batch]:
+        """Return rows that join the live rows of a run, each a batch of one item.
 
         The run has calls of the group `key`. If the next call to run is of another group, no call
         joins, so that the other group runs once all rows of the run have left.
         """
-        whole = self.capacity
+        whole, self.capacity = self.capacity, room
         try:
-            self.capacity = room
-            leader = self._choose_leader(now) if self.waiting else None
+            leader = self._choose_leader(now)
             if leader is None or leader.group_key != key or not room.holds(leader.longest):
-                return None
-            return self.take(now)
+                return []
+            batch = self.take(now)
         finally:
             self.capacity = whole
+        return [] if batch is None else self._split(batch)
+
+    def _split(self, batch: Batch) -> list[Batch]:
+        """Replace `batch` by a batch for each of its items."""
+        parts = [
+            Batch(
+                [(request, at, at + 1)],
+                1,
+                batch.reason,
+                batch.started,
+                request.lengths[at] if request.lengths else 0,
+                () if at else (batch.started - request.arrived,),
+            )
+            for request, start, stop in batch.slices
+            for at in range(start, stop)
+        ]
+        del self.running[batch]
+        self.running.update(dict.fromkeys(parts))
+        self._free -= len(parts) - 1
+        return parts
 
     def next_deadline(self) -> float:
         """Return the moment from which `take` can return a batch.
@@ -259,11 +238,12 @@ class Scheduler:
         The moment is past if `take` can do so now. It is infinite if no batch can leave before
         another call arrives or a batch ends.
         """
-        if not self.has_room:
+        if not self._free or not self._groups:
             return NEVER
-        if self._free < 1:
-            return NEVER if self._choose_leader(AT_ONCE) is None else AT_ONCE
-        return min(map(self.ready_at, self._groups.values())) if self._groups else NEVER
+        if len(self._groups) == 1:
+            return self.ready_at(*self._groups.values())
+        self._sort_groups(AT_ONCE)
+        return AT_ONCE if any(self._ready) else self.ready_at(self._held[0][2])
 
     def linger_end(self, now: float) -> float:
         """Return the moment at which the linger that began with the free worker ends (s).
@@ -271,9 +251,10 @@ class Scheduler:
         The idle worker sleeps until then, so that returning callers need not wake it. The moment is
         infinite if nothing would be held, if not exactly one worker is free, or if it is past.
         """
-        if self.draining or self._free != 1 or not self._rule.holds:
+        rule = self._rule
+        if self.draining or self._free != 1 or not rule.holds:
             return NEVER
-        until = self._rule.leaves_at(AT_ONCE, self._free_since)
+        until = rule.since(AT_ONCE, self._free_since) + rule.linger
         return until if until > now else NEVER
 
     def answer_early(self, batch: Batch, items: int) -> None:
@@ -284,10 +265,12 @@ class Scheduler:
     def finished(self, batch: Batch, now: float) -> None:
         """Free the worker that ran `batch`, which ended at `now`."""
         batch.ended = now
-        size, longest, capacity = batch.size, batch.longest, self.capacity
-        seconds, ended = now - batch.started, size - batch.early
+        longest, capacity = batch.longest, self.capacity
+        seconds, ended = now - batch.started, batch.size - batch.early
+        # equal items may have been computed once
+        computed = (batch.fitted and batch.computed) or batch.size
         outstanding = self.waiting + self.in_flight
-        self._rule.finished(size, seconds, outstanding, outstanding - ended)
+        self._rule.finished(computed, seconds, outstanding, outstanding - ended)
         self._batch_ended = True
         if not self._free:
             self._free_since = now
@@ -298,11 +281,12 @@ class Scheduler:
         self.in_flight -= ended
         for attempt in batch.too_big:
             capacity.too_big(*attempt)
+            self.resize(capacity.batch_size)  # fewer items may fill a batch
         if batch.fitted:
-            if longest or capacity.varies or size > capacity.known:
-                capacity.fitted(size, longest)
+            if longest or capacity.varies or computed > capacity.known:
+                capacity.fitted(computed, longest)
             if longest and batch.attempts == 1:  # else several calls took the time
-                capacity.cost.add(size * longest, seconds)
+                capacity.cost.add(computed * longest, seconds)
 
     def time_left(self, most: int) -> float:
         """Return the time of all waiting and running items in batches of `most`, one by one (s).
@@ -319,13 +303,18 @@ class Scheduler:
         may leave at once.
         """
         rule = self._rule
-        if not rule.holds or self._free > rule.max_free:
+        if (
+            group is None
+            or group.ready
+            or self.draining
+            or not rule.holds
+            or self._free > rule.max_free
+            or group.begun
+            or self._is_full(group)
+            or rule.is_complete(self.waiting + self.in_flight, group.waiting)
+        ):
             return AT_ONCE
-        if group is None or group.begun or self.draining or self._is_full(group):
-            return AT_ONCE
-        if rule.is_complete(self.waiting + self.in_flight, group.waiting):
-            return AT_ONCE
-        return rule.leaves_at(group.oldest, min(group.held_since, self._free_since))
+        return rule.since(group.oldest, min(group.held_since, self._free_since)) + rule.linger
 
     def _fits_queue(self, request: Request) -> bool:
         return not self.waiting or self.waiting + request.size <= self._max_waiting
@@ -333,96 +322,113 @@ class Scheduler:
     def _enqueue(self, request: Request) -> Group:
         key = request.group_key
         group = self._groups.get(key)
+        request.number = next(self._numbers)
         if group is None:
             group = self._groups[key] = Group(key)
-        self._last_number += 1
-        request.number = self._last_number
+        self._changed[group] = None
         request.small = request.size <= self.policy.small_batch_threshold
         self.waiting += request.size
-        (group.small if request.small else group.large)[request] = None
+        group.queues[request.small][request] = None
         if request.lengths is not None:
             group.note_lengths(request)
         group.waiting += request.size
-        request.queued = True  # last: now the group and all counts include the request
+        request.queued = True
         return group
 
     def _admit(self) -> None:
         """Queue as many blocked requests as there is room for."""
         while self.blocked:
             request = next(iter(self.blocked))
-            if not request.queued:  # true if a signal has interrupted an earlier `_admit`
-                if not self._fits_queue(request):
-                    return
-                self._enqueue(request)
+            if not self._fits_queue(request):
+                return
+            self._enqueue(request)  # first: an exception that interrupts must not lose the request
+            del self.blocked[request]
             self.admitted[request] = None
-            del self.blocked[request]  # last: a signal must not lose the request
-
-    def _learn(self, group: Group | None, now: float) -> None:
-        """Let the rule learn, after it has recorded the decision point that is due, if any.
-
-        `group` is a waiting group that may be held; None if no group waits.
-        """
-        if group is not None and self._decision_due:
-            self._rule.decide(group.key, group.waiting, self.waiting + self.in_flight, now)
-        self._decision_due = False
-        self._rule.evaluate()
 
     def _is_full(self, group: Group) -> bool:
         """Return whether `group` fills a batch, or the queue has no room for more items."""
         capacity, waiting = self.capacity, group.waiting
-        if waiting >= capacity.batch_size:
-            return True
-        if capacity.varies and waiting >= capacity.max_items(group.longest):
-            return True
-        return self.waiting >= self._max_waiting or bool(self.blocked)
+        return (
+            waiting >= capacity.batch_size
+            or (capacity.varies and waiting >= capacity.max_items(group.longest))
+            or self.waiting >= self._max_waiting
+            or bool(self.blocked)
+        )
 
-    def _choose_leader(self, now: float) -> Request | None:
-        """Return the request that leads the next batch; None if no group may leave.
-
-        While all workers are busy, only a full batch is formed ahead of them: a smaller one would
-        not run sooner, and could not be joined any more.
-        """
-        small = large = None  # the oldest of each class
-        all_may_leave = self._free < 1 or not self._rule.holds
-        for group in self._groups.values():
-            if not all_may_leave and self.ready_at(group) > now:
-                # its linger counts from the moment when this worker became free, even if another
+    def _sort_groups(self, now: float) -> None:
+        """Place the groups that have changed, and those that need not be held after `now`."""
+        changed, held = [*reversed(self._changed)], self._held
+        self._changed.clear()
+        while changed or (held and self.ready_at(held[0][2]) <= now):
+            group = changed.pop() if changed else held[0][2]
+            if self.ready_at(group) <= now:
+                group.ready = True
+                queues = zip(self._ready, group.queues, strict=True)
+                firsts = [
+                    (order, (first.number, first))
+                    for order, queue in queues
+                    for first in islice(queue, 1)
+                ]
+                self._place(group, *firsts)
+            else:
+                # the linger counts from the moment when this worker became free, even if another
                 # group takes the worker
                 group.held_since = min(group.held_since, self._free_since)
-                continue
-            if group.small:
-                first = next(iter(group.small))
-                small = first if small is None or first.number < small.number else small
-            if group.large:
-                first = next(iter(group.large))
-                large = first if large is None or first.number < large.number else large
+                begins = self._rule.since(group.oldest, group.held_since)
+                self._place(group, (held, (begins, id(group), group)))
+
+    def _place(self, group: Group, *places: Place) -> None:
+        """Move `group` to these orders, with an entry for each."""
+        for order, entry in group.places:
+            del order[bisect_left(order, entry)]
+        for order, entry in places:
+            insort(order, entry)
+        group.places = places
+
+    def _look_again(self, group: Group) -> None:
+        """Take `group` out of the orders, because a batch or a call has left it."""
+        group.ready = False
+        self._place(group)
+        if group.waiting:
+            self._changed[group] = None
+        else:
+            self._changed.pop(group, None)
+            del self._groups[group.key]
+
+    def _choose_leader(self, now: float) -> Request | None:
+        """Return the request that leads the next batch; None if no group may leave."""
+        if len(self._groups) == 1:  # the usual case: no order is needed
+            group = next(iter(self._groups.values()))
+            if self._rule.holds and self.ready_at(group) > now:
+                group.held_since = min(group.held_since, self._free_since)
+                return None
+            large, small = next(iter(group.large), None), next(iter(group.small), None)
+        else:
+            self._sort_groups(now)
+            large, small = [order[0][1] if order else None for order in self._ready]
         number = 0 if large is None else large.number
         if number != self._oldest_large:
             self._oldest_large, self._credit = number, 0.0
-        leader = large if small is None or (large is not None and self._is_due(large)) else small
-        if self._free < 1 and leader is not None:
-            return leader if self._is_full(self._groups[leader.group_key]) else None
-        return leader
-
-    def _is_due(self, large: Request) -> bool:
-        """Return whether the oldest large call has earned a batch, or all that it still needs."""
+        if large is None:
+            return small
+        # whether the oldest large call has earned a batch, or all that it still needs
         room = self.capacity.max_items(large.longest)
-        return self._credit * room >= min(large.size - large.dispatched, room)
+        is_due = self._credit * room >= min(large.size - large.dispatched, room)
+        return large if small is None or is_due else small
 
     def _form(self, leader: Request, now: float) -> Batch:
         """Return the batch that `leader` leads, and remove its items from the queue."""
-        group, rule, capacity = self._groups[leader.group_key], self._rule, self.capacity
+        group, rule, expiring = self._groups[leader.group_key], self._rule, self._expiring
         reason: FlushReason = "full"
-        if group.waiting < capacity.batch_size and not self._is_full(group):
+        if not self._is_full(group):
             at_once = group.begun or not rule.holds or self._free > rule.max_free
             reason = "drain" if self.draining else "eager" if at_once else rule.reason
-        slices, size, longest = form_batch(leader, group, capacity)
+        slices, size, longest = form_batch(leader, group, self.capacity)
         waits: list[float] = []
         batch = Batch(slices, size, reason, now, longest, waits)
-        # first: an exception that interrupts must not lose the requests
         self.running[batch] = None
         self._free -= 1
-        self.has_room = self._free + self.policy.prefetch > 0
+        self.has_room = self._free > 0
         self.in_flight += size
         self.waiting -= size
         group.waiting -= size
@@ -431,7 +437,7 @@ class Scheduler:
             before = request.dispatched
             request.dispatched = taken = before + stop - start
             if taken == request.size:
-                del (group.small if request.small else group.large)[request]
+                del group.queues[request.small][request]
                 request.queued = False
                 if before:
                     group.begun -= not request.separate
@@ -441,6 +447,10 @@ class Scheduler:
             else:
                 group.begun += not request.separate
             waits.append(now - request.arrived)
-        if not group.waiting:
-            del self._groups[group.key]
+            if expiring:
+                expiring.pop(request, None)
+        if group.waiting or group.places:
+            self._look_again(group)
+        else:
+            del self._groups[group.key], self._changed[group]
         return batch

@@ -1,13 +1,13 @@
-"""Copies of exceptions, made without running code of their classes.
+"""Copies of exceptions.
 
-Properties, comparisons and constructors of these classes may fail or have side effects. A raised
-exception collects the frames of the raising thread, so each caller of a failed batch gets a copy.
+A raised exception collects the frames of the raising thread, so each caller of a failed batch gets
+a copy, or one exception in turn if its class cannot be copied.
 """
 
 from __future__ import annotations
 
-import copy
-from types import GetSetDescriptorType, MemberDescriptorType
+from contextlib import suppress
+from types import MemberDescriptorType
 from typing import Any, Final
 
 _STATE: Final[dict[str, Any]] = dict(vars(BaseException))
@@ -15,20 +15,12 @@ _STATE: Final[dict[str, Any]] = dict(vars(BaseException))
 """
 
 TRACEBACK: Final = _STATE["__traceback__"]
-CAUSE: Final = _STATE["__cause__"]
-CONTEXT: Final = _STATE["__context__"]
-
-_STATE_OF_A_RAISE: Final = (TRACEBACK, CONTEXT, CAUSE, _STATE["__suppress_context__"])
+_STATE_OF_A_RAISE: Final = [
+    _STATE[name] for name in ("__traceback__", "__context__", "__cause__", "__suppress_context__")
+]
 """State that raising an exception changes. The last member follows the cause, because setting the
 cause sets it, too.
 """
-
-_DICT: Final = _STATE["__dict__"]
-
-_HEAP_TYPE: Final = 1 << 9
-"""Flag of classes that are not built into the interpreter, Py_TPFLAGS_HEAPTYPE."""
-
-_UNSET: Final = object()
 
 
 def trim_traceback(error: BaseException) -> BaseException:
@@ -54,59 +46,27 @@ class SharedError(Exception):
         return self._error
 
 
-def copy_exception(
-    error: BaseException, copies: dict[int, BaseException] | None = None
-) -> BaseException:
-    """Return a copy of `error`, made without its `__init__`, or `error` if it cannot be copied.
+def copy_exception(error: BaseException) -> BaseException:
+    """Return an exception of the same class and state, or `error` itself if none can be made.
 
-    The copy has the class, state and attributes of `error`. The exceptions of a group, the cause
-    and the context are copied, too, each once: `copies` has the copies so far, by identity of the
-    original.
+    No `__init__` of a user's class runs. Cause, context and the parts of a group are shared.
     """
-    copies = {} if copies is None else copies
-    try:
-        known = copies.get(id(error))
-        return _copy(error, copies) if known is None else known
-    except BaseException:  # raised by a compiled class with its own state, or by a metaclass
-        return error
-
-
-def _copy(error: BaseException, copies: dict[int, BaseException]) -> BaseException:
     kind = type(error)
-    built_in: Any = kind
-    while built_in.__flags__ & _HEAP_TYPE:
-        built_in = built_in.__base__
-    make: Any = built_in.__new__
-    args: tuple[Any, ...] = ()
-    if built_in is BaseExceptionGroup:  # callers may raise its parts, too
-        group = dict[str, Any](vars(built_in))
-        parts = group["exceptions"].__get__(error)
-        args = group["message"].__get__(error), [copy_exception(part, copies) for part in parts]
-    twin: BaseException = make(kind, *args)
-    copies[id(error)] = twin
-    members = [
-        member
-        for each in kind.__mro__
-        if each is not BaseExceptionGroup
-        for member in vars(each).values()
-        if type(member) in (GetSetDescriptorType, MemberDescriptorType)
-        and member.__name__ not in ("__dict__", "__weakref__")
-    ]
-    for member in (*members, *_STATE_OF_A_RAISE):
-        value = _read(member, error)
-        if member in (CAUSE, CONTEXT) and value is not None:
-            value = copy_exception(value, copies)
-        if value is not _read(member, twin):
-            member.__set__(twin, value)
-    attributes = dict(_DICT.__get__(error))
-    if "__notes__" in attributes:
-        attributes["__notes__"] = copy.copy(attributes["__notes__"])
-    _DICT.__get__(twin).update(attributes)
-    return twin
-
-
-def _read(member: Any, error: BaseException) -> Any:
     try:
-        return member.__get__(error)
-    except AttributeError:
-        return _UNSET
+        twin = kind.__new__(kind, *_STATE["args"].__get__(error))
+        state = _STATE["__dict__"].__get__(twin)
+        state |= _STATE["__dict__"].__get__(error)
+        if "__notes__" in state:
+            state["__notes__"] = [*state["__notes__"]]
+        for each in kind.__mro__:
+            for member in vars(each).values():
+                if type(member) is MemberDescriptorType:
+                    with suppress(AttributeError):  # a slot is unset, or a member is read-only
+                        value = member.__get__(error)
+                        if value is not None or each.__module__ != "builtins":
+                            member.__set__(twin, value)
+    except BaseException:  # raised by code of the class
+        return error
+    for member in (_STATE["args"], *_STATE_OF_A_RAISE):
+        member.__set__(twin, member.__get__(error))
+    return twin

@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, Callable, Generator, 
 from typing import (
     TYPE_CHECKING,
     Any,
+    Final,
     Generic,
     Literal,
     Never,
@@ -23,14 +24,16 @@ from typing import (
     overload,
 )
 
-from .._collate.arguments import takes_instance
-from .._runtime.async_backend import current_loop
+from .._collate.arguments import is_method
+from .._core.request import Request
+from .._runtime.async_backend import current_loop, post
+from .._runtime.recorder import Recorder
 from .._runtime.settling import raise_error
 from .._runtime.waits import current_worker
-from .._runtime.wakers import Future, Lock, async_waker, blocking_waker
+from .._runtime.wakers import Future, Lock, async_waker, blocking_waker, logger
 from ..stats import Stats
 from .function import Batcher, BatchFunction, Parts
-from .map import Ahead, async_mapped, mapped, progress_bar
+from .map import Ahead, async_mapped, mapped
 from .method import BatchedMethod
 from .pickling import DOTTED_NAMES, Carriers, importable_name
 from .requests import MISSING
@@ -50,6 +53,9 @@ else:
 T = TypeVar("T")
 U = TypeVar("U")
 
+MANY_INSTANCES: Final = 32
+"""Instances in a row with only batches of one item, of which a warning tells."""
+
 functions: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 """Decorated functions of this process by id; bound methods are not among them."""
 
@@ -65,6 +71,7 @@ class BatchedCallable(Generic[T, U, P]):
         "_function",
         "_held_as",
         "_instances",
+        "_latest",
         "_method",
         "_owner",
     )
@@ -97,6 +104,8 @@ class BatchedCallable(Generic[T, U, P]):
         self._held_as = ""
         # batchers of instances, by id; a weak reference removes each entry
         self._instances: dict[int, tuple[weakref.ref[Any], Batcher]] = {}
+        # instances in a row that had only batches of one item, and the counts of the latest one
+        self._latest: tuple[int, Recorder | None] = 0, None
         # inspect recognizes no coroutine function without a name
         self.__name__ = self.__qualname__ = function.name
         functools.update_wrapper(self, func, updated=())  # type: ignore[arg-type]  # its subclasses are callable
@@ -123,20 +132,22 @@ class BatchedCallable(Generic[T, U, P]):
         batcher = self._batcher
         loop = current_loop()
         waker = async_waker(loop)
-        request = batcher.requests.parse(item, args, kwargs, self._owner, waker, False)
+        parse, owner = batcher.requests.parse, self._owner
+        if batcher.preparers is None:
+            request = parse(item, args, kwargs, owner, waker, False)
+        else:
+            request = await batcher.preparers.run(parse, item, args, kwargs, owner, waker, False)
         if not request.size:
             return []
         runtime = batcher.runtime.here(loop)
-        wait = runtime.note_wait(request) if current_worker() else None
+        if current_worker():
+            runtime.check_wait()
         try:
             runtime.submit(request, from_event_loop=True)
             await waker
         except BaseException:
             runtime.abandon(request)
             raise
-        finally:
-            if wait is not None:
-                wait.end()
         return request.result if request.error is None else raise_error(request)
 
     def submit(self, item: T = MISSING, /, *args: P.args, **kwargs: P.kwargs) -> Future[U]:
@@ -170,21 +181,27 @@ class BatchedCallable(Generic[T, U, P]):
         With `ahead` the call does not wait until `prepare` has run either. `pieces` gets the pieces
         that a function emits.
         """
-        loop = current_loop()
-        runtime = self._batcher.runtime.here(loop)
+        loop, batcher = current_loop(), self._batcher
+        runtime = batcher.runtime.here(loop)
+        on = loop if self._function.coroutine else None
         future: Future[U] = Future()
-        request = self._batcher.requests.parse(item, args, kwargs, self._owner, future, True)
-        request.pieces = pieces
-        future.bind(request, runtime, loop if self._function.coroutine else None, room)
+
+        def parse() -> Request:
+            request = batcher.requests.parse(item, args, kwargs, self._owner, future, True)
+            request.pieces = pieces
+            future.bind(request, runtime, on, room)
+            if future.cancelled():  # while it was prepared
+                request.waker = None
+            return request
+
+        if batcher.preparers is not None and (loop is not None or ahead):
+            batcher.preparers.start(_submit_prepared, future, runtime, parse, on)
+            return future
+        request = parse()
         try:
             queued = runtime.submit(request, from_event_loop=loop is not None or ahead)
-            if (
-                not queued
-                and room is not None
-                and (waiting := runtime.waiting_for(request, room=True)) is not None
-            ):
-                with waiting:
-                    room.acquire()
+            if not queued and room is not None and runtime.may_wait():
+                room.acquire()
         except BaseException:  # no caller gets this future
             runtime.abandon(request)
             raise
@@ -215,10 +232,12 @@ class BatchedCallable(Generic[T, U, P]):
         return at once. The method may be called again, from any thread. Later calls of the function
         raise `BatcherClosed`, until `with fn:` opens the batcher again.
         """
+        self._batcher.close_preparers()
         self._batcher.runtime.shutdown(wait=wait, cancel=cancel_futures)
 
     async def aclose(self, *, cancel_futures: bool = False) -> None:
         """Shut down as `shutdown()` does, without blocking the event loop."""
+        self._batcher.close_preparers()
         await self._batcher.runtime.aclose(cancel=cancel_futures)
 
     def __enter__(self) -> Self:
@@ -298,7 +317,19 @@ class BatchedCallable(Generic[T, U, P]):
                 ) from None
             # setdefault: concurrent threads get the same batcher; a new one has no worker yet
             entry = instances.setdefault(key, (ref, Batcher(self._function.parts(bound=True))))
+            self._watch_instances(entry[1].recorder, type(instance).__name__)
         return entry[1]
+
+    def _watch_instances(self, recorder: Recorder, kind: str) -> None:
+        """Warn if many instances in a row have each had only batches of one item."""
+        count, latest = self._latest
+        self._latest = count + 1 if latest is not None and latest.is_alone else 0, recorder
+        if self._latest[0] == MANY_INSTANCES and self._function.options.policy.batch_size > 1:
+            logger.warning(
+                "%d instances of %s in a row have run %s in batches of one item: each instance has "
+                "a queue of its own. Share one instance among the callers",
+                *(MANY_INSTANCES, kind, self._function.name),
+            )
 
     @property
     def _is_a_function(self) -> bool:
@@ -344,16 +375,16 @@ class BatchedCallable(Generic[T, U, P]):
     def __repr__(self) -> str:
         return f"<batched {self._function.name}>"
 
-    def _repr_html_(self) -> str:
-        """Return a table of the statistics, for notebooks."""
-        size = self._function.options.policy.batch_size
-        return self.stats._repr_html_(f"{self._function.name}, batch_size {size:,}")
-
     def _ahead(
         self, buffersize: int | None, timeout: float | None, return_exceptions: bool
     ) -> Ahead[T]:
         return Ahead(
-            functools.partial(self._submit, args=(), kwargs={}, ahead=self._batcher.prepares),
+            functools.partial(
+                self._submit,
+                args=(),
+                kwargs={},
+                ahead=self._batcher.preparers is not None,
+            ),
             self._function.options.policy,
             buffersize,
             timeout,
@@ -361,10 +392,54 @@ class BatchedCallable(Generic[T, U, P]):
         )
 
 
+class _Fixed:
+    """Descriptor of a setting, which cannot be assigned."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, *_: object) -> Never:
+        raise AttributeError(self._name)  # so the decorated function is asked for it
+
+    def __set__(self, decorated: object, _: object) -> Never:
+        raise AttributeError(
+            f"{decorated!r} has its settings from its decoration; for others, "
+            f"with_options({self._name}=...) returns the same function with a queue of its own"
+        )
+
+
+for _name in Settings.__annotations__:
+    setattr(BatchedCallable, _name, _Fixed(_name))
+
+
+def _submit_prepared(
+    future: Future[Any], runtime: Any, parse: Callable[[], Request], loop: object
+) -> None:
+    """Prepare and submit a call, on its `loop` if there is one. An error is its answer."""
+
+    def submit() -> None:
+        try:
+            if request.waker is not None:  # else it was cancelled
+                runtime.submit(request, from_event_loop=True)
+        except BaseException as error:
+            future.fail(error)
+
+    try:
+        request = parse()
+    except BaseException as error:
+        if not future.done():
+            future.fail(error)
+        return
+    if loop is None:
+        submit()
+    else:
+        post(loop, submit)
+
+
 def preparation_of(decorated: BatchedCallable[Any, Any, Any]) -> Callable[[Any], Any] | None:
     """Return the `prepare` of a function or a bound method, as a function of one argument."""
     prepare = decorated._function.options.prepare
-    if prepare is None or not takes_instance(prepare):
+    if prepare is None or not is_method(prepare):
         return prepare
     return types.MethodType(prepare, decorated._owner)
 
@@ -404,19 +479,15 @@ class Batched(BatchedCallable[T, U, P]):
         loop = current_loop()
         if loop is not None:
             self._function.warn_of_blocking()
-        if batcher.recorder.asks and batcher.recorder.note_caller():
-            self._function.warn_of_single_calls()
         runtime = batcher.runtime.here(loop)
-        wait = runtime.note_wait(request) if current_worker() else None
+        if current_worker():
+            runtime.check_wait()
         try:
             runtime.submit(request, from_event_loop=False)
             waker.acquire()
         except BaseException:  # a signal handler raised at any point of the call
             runtime.abandon(request)
             raise
-        finally:
-            if wait is not None:
-                wait.end()
         return request.result if request.error is None else raise_error(request)
 
     @overload
@@ -427,7 +498,6 @@ class Batched(BatchedCallable[T, U, P]):
         buffersize: int | None = None,
         timeout: float | None = None,
         return_exceptions: Literal[False] = False,
-        progress: bool = False,
     ) -> Generator[U, None, None]: ...
     @overload
     def map(
@@ -437,7 +507,6 @@ class Batched(BatchedCallable[T, U, P]):
         buffersize: int | None = None,
         timeout: float | None = None,
         return_exceptions: bool,
-        progress: bool = False,
     ) -> Generator[U | Exception, None, None]: ...
     def map(
         self,
@@ -446,28 +515,22 @@ class Batched(BatchedCallable[T, U, P]):
         buffersize: int | None = None,
         timeout: float | None = None,
         return_exceptions: bool = False,
-        progress: bool = False,
     ) -> Generator[Any, None, None]:
         """Yield the results for `items` in order, computed a bounded number of items ahead.
 
         At most `buffersize` items are taken from `items` and not yet answered. The default is the
         items of four batches for each batch that may run at once; `max_queue_size` is the limit.
-        Closing the generator cancels waiting items. For `queue_timeout_ms`, the wait of an item
-        begins once all items before it are answered.
+        Closing the generator cancels waiting items.
 
-        `progress` shows a bar of the results, by tqdm: in a notebook or on standard error. A list
-        call has no such setting, because its keywords are arguments of the batch function.
+        For a progress bar: `tqdm(fn.map(items), total=len(items))`.
 
         Raises:
-            ImportError: tqdm is not installed, with `progress`.
             TimeoutError: a result is not ready `timeout` seconds after the call of `map`.
             Exception: the exception that the batch function raised for the item, unless
                 `return_exceptions` puts it in place of the result. An exception that `items` raises
                 follows the results for earlier items.
         """
         ahead = self._ahead(buffersize, timeout, return_exceptions)
-        if progress:
-            ahead.bar = progress_bar(items, self._function.name)
         return mapped(ahead, items)
 
 
@@ -489,7 +552,6 @@ class AsyncBatched(BatchedCallable[T, U, P]):
         buffersize: int | None = None,
         timeout: float | None = None,
         return_exceptions: Literal[False] = False,
-        progress: bool = False,
     ) -> AsyncGenerator[U, None]: ...
     @overload
     def map(
@@ -499,7 +561,6 @@ class AsyncBatched(BatchedCallable[T, U, P]):
         buffersize: int | None = None,
         timeout: float | None = None,
         return_exceptions: bool,
-        progress: bool = False,
     ) -> AsyncGenerator[U | Exception, None]: ...
     def map(
         self,
@@ -508,13 +569,10 @@ class AsyncBatched(BatchedCallable[T, U, P]):
         buffersize: int | None = None,
         timeout: float | None = None,
         return_exceptions: bool = False,
-        progress: bool = False,
     ) -> AsyncGenerator[Any, None]:
         """Yield the results asynchronously, as `Batched.map` does; `items` may be asynchronous too.
 
         To stop early, call `aclose()` of the generator.
         """
         ahead = self._ahead(buffersize, timeout, return_exceptions)
-        if progress:
-            ahead.bar = progress_bar(items, self._function.name)
         return async_mapped(ahead, items)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from .._runtime.async_backend import current_loop
-from .._runtime.stream import Pieces, Stream
 from .._runtime.wakers import blocking_waker
+from .._steps.stream import Pieces, Stream
 from .batched import AsyncBatched, Batched, BatchedCallable, P
 from .requests import MISSING
 

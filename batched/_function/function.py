@@ -3,38 +3,32 @@
 from __future__ import annotations
 
 import inspect
+import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from .._collate.arguments import Binder, signature_of, takes_instance
 from .._collate.collator import Collator
 from .._collate.features.collate import FeatureCollator
 from .._collate.features.parse import FeatureParser
 from .._collate.items import ItemCollator
+from .._core.capacity import Capacity
 from .._execution.execution import Execution, is_failure, never
 from .._execution.memory import is_out_of_memory
-from .._runtime.async_backend import ends_current_task, is_cell
+from .._runtime.async_backend import current_loop, ends_current_task, is_cell
 from .._runtime.event_loop import EventLoopRuntime, EventLoops
 from .._runtime.observer import make_observer
 from .._runtime.recorder import Recorder
 from .._runtime.thread import ThreadRuntime
 from .._runtime.waits import current_worker
-from .dedupe import deduping, item_itself
-from .preparation import (
-    FunctionPreparation,
-    Preparation,
-    PreparedParser,
-    PreparingEventLoopRuntime,
-    PreparingThreadRuntime,
-)
+from .._runtime.wakers import Future
+from .._steps.execution import StepExecution
+from .preparation import FunctionPreparation, Preparation, PreparedParser, Preparers
 from .requests import FeatureRequestParser, ItemRequestParser, RequestParser
 from .settings import Options
-
-ONE_ITEM: Final = {"bool", "bytes", "complex", "dict", "float", "int", "str"}
-"""Names of types, as in annotations, that are no lists."""
 
 Kind = Literal["method", "static", "class"]
 """Object that attribute access binds: the instance, nothing ("static"), or the class."""
@@ -83,32 +77,59 @@ class BatchFunction:
         if kind is None:
             # a function of the items alone is no method: it may be the default of a dataclass
             kind = "method" if takes_instance(func) else "static"
-        if options.features is None and options.steps is None:
-            _refuse_function_of_one(name, func, 0 if kind == "static" else 1)
         coroutine = _is(inspect.iscoroutinefunction, func)
         if coroutine and not coroutines:
             where = "batched.aio" if options.features is None else "batched.aio.inference"
             which = "dynamically" if options.steps is None else "continuously"
             raise TypeError(f"{name} is a coroutine function; decorate it with {where}.{which}")
-        return cls(func, kind, coroutine, replace(options, name=name))
+        function = cls(func, kind, coroutine, replace(options, name=name))
+        function._check_lists()
+        return function
 
-    def __post_init__(self) -> None:
-        if self.coroutine and self.options.policy.prefetch:
-            raise TypeError(
-                f"{self.name} is a coroutine function, whose batches are collated on its event "
-                "loop; prefetch needs a plain function"
-            )
+    @cached_property
+    def parts_of_items(self) -> tuple[str, ...]:
+        """With `unpack`, names of the parameters that get the parts of an item; else empty."""
+        if not self.options.unpack:
+            return ()
+        parameters = list(signature_of(self.func).parameters.values())
+        places = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        return tuple(
+            each.name
+            for each in parameters[self.kind != "static" :]
+            if each.kind in places and each.default is each.empty
+        )
+
+    def _check_lists(self) -> None:
+        """Raise a TypeError if the function takes a wrong number of lists."""
+        if self.options.unpack:
+            if len(self.parts_of_items) < 2:
+                raise TypeError(
+                    f"{self.name} has unpack=True, so it must take a list for each part of its "
+                    "items: two or more parameters without a default"
+                )
+        elif self.options.features is None and self.options.steps is None:
+            parameters = list(signature_of(self.func).parameters.values())
+            second = [*parameters[1 + (self.kind != "static") :], None][0]
+            if (
+                second is not None
+                and second.kind is second.POSITIONAL_OR_KEYWORD
+                and second.default is second.empty
+                and re.match(r"'?(typing\.)?[Ll]ist\b", inspect.formatannotation(second.annotation))
+            ):
+                raise TypeError(
+                    f"{self.name} takes two lists, and extra arguments are shared by all items: "
+                    f"with unpack=True each item is a tuple with one entry for each list; if "
+                    f"{second.name} is shared, make it keyword-only: `*, {second.name}`"
+                )
 
     @property
     def name(self) -> str:
         return str(self.options.name)
 
     @property
-    def runtimes(self) -> tuple[Any, Any]:
-        """Classes of its runtimes: without and with a preparation of calls."""
-        if self.coroutine:
-            return EventLoopRuntime, PreparingEventLoopRuntime
-        return ThreadRuntime, PreparingThreadRuntime
+    def runtime(self) -> Any:
+        """Class of its runtimes."""
+        return EventLoopRuntime if self.coroutine else ThreadRuntime
 
     def warn_of_blocking(self) -> None:
         """Warn the first caller that blocks an event loop.
@@ -131,24 +152,17 @@ class BatchFunction:
                 stacklevel=3,
             )
 
-    def warn_of_single_calls(self) -> None:
-        """Warn the first thread that calls the function item by item, as a loop does."""
-        if "single calls" not in self.warned:
-            self.warned.add("single calls")
-            warnings.warn(
-                f"one thread calls {self.name} item by item, so that each batch has one item; "
-                f"pass a list, `{self.name}(list(items))`, or use `{self.name}.map(items)`",
-                RuntimeWarning,
-                stacklevel=3,
-            )
-
     @cached_property
     def _unbound(self) -> Binder:
-        return Binder(self.func, self.name, leading=0 if self.options.spreads else 1)
+        return self._binder(0)
 
     @cached_property
     def _bound(self) -> Binder:
-        return Binder(self.func, self.name, leading=1 if self.options.spreads else 2)
+        return self._binder(1)
+
+    def _binder(self, instances: int) -> Binder:
+        items = 0 if self.options.spreads else len(self.parts_of_items) or 1
+        return Binder(self.func, self.name, leading=instances + items)
 
     def parts(self, *, bound: bool) -> Parts:
         """Return new parts, for calls with (`bound`) or without an owner before the items."""
@@ -157,13 +171,11 @@ class BatchFunction:
         requests: RequestParser
         collator: Collator
         if options.features is None:
-            requests = ItemRequestParser(name, binder, options.item_length)
-            collator = ItemCollator(name)
+            requests = ItemRequestParser(name, binder, options, self.parts_of_items)
+            collator = ItemCollator(name, unpack=options.unpack)
         else:
             collator = FeatureCollator(name, options.features, self.warned)
-            features = FeatureParser(
-                name, options.features, options.length, collator.devices, self.warned
-            )
+            features = FeatureParser(name, options.features, options.length, collator.devices)
             requests = FeatureRequestParser(name, binder, features, spread=options.spreads)
         execution = Execution(
             self.func,
@@ -171,11 +183,14 @@ class BatchFunction:
             splits=is_out_of_memory if options.on_oom == "split" else never,
             isolates=is_failure if options.isolate_errors else never,
             ends_task=ends_current_task,
-            in_steps=options.steps is not None,
         )
+        if options.steps is not None:
+            policy = options.policy
+            capacity = Capacity(policy.batch_size, policy.max_batch_tokens)
+            execution = StepExecution(**vars(execution), capacity=capacity)
         parser: RequestParser | PreparedParser = requests
         if self.preparation is not None:
-            parser = PreparedParser(name, requests, self.preparation, defers=False)
+            parser = PreparedParser(name, requests, self.preparation)
         return Parts(self, None, parser, execution)
 
 
@@ -201,26 +216,62 @@ class Batcher:
         observer = None if options.on_batch is None else make_observer(name, options.on_batch)
         preparation = function.preparation
         if options.prepare is not None and preparation is None:
-            preparation = FunctionPreparation(
-                options.prepare, options.prepare_threads, of_features=options.features is not None
-            )
-        self.prepares = preparation is not None and preparation.threads > 0
-        """Whether the runtime prepares the calls."""
-        kind, preparing = function.runtimes
-        first: tuple[Any, ...] = ()  # arguments before those of every runtime
+            preparation = FunctionPreparation(options.prepare, options.prepare_threads)
+        self.preparers: Preparers | None = None
+        """Threads that prepare calls; None: each call is prepared where it is made."""
         if preparation is not None and preparation.threads:
             parser = requests.parser if isinstance(requests, PreparedParser) else requests
-            requests = PreparedParser(name, parser, preparation, defers=True)
-            kind, first = preparing, (preparation,)
-        if options.dedupe is not False:
-            key = item_itself if options.dedupe is True else options.dedupe
-            kind, first = deduping(kind), (key, *first)
-        make = partial(kind, *first, policy, execution, recorder, observer, name)
+            self.preparers = Preparers(preparation.threads, name)
+            requests = PreparedParser(name, parser, preparation, self.preparers)
+        make = partial(function.runtime, policy, execution, recorder, observer, name)
         # callers who only submit
         self.may_block = policy.max_queue_size is not None and policy.on_full == "wait"
         self.recorder = recorder
         self.requests = requests
         self.runtime: Any = EventLoops(make, name) if function.coroutine else make()
+
+    def close_preparers(self) -> None:
+        """End the threads that prepare calls. A later call starts new ones."""
+        if self.preparers is not None:
+            self.preparers.close()
+
+    def outcomes(
+        self,
+        items: Sequence[Any],
+        ended: Callable[[list[int], list[Any]], object],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        owner: object = None,
+    ) -> Future[None]:
+        """Submit a call whose items have outcomes of their own, and return its future.
+
+        `ended` is called for each part of a batch that has ended, in the thread or on the loop that
+        ran it: with places in `items`, and a result or an exception for each. The call is one
+        request, so its items cost no futures, and an item that is slow or fails holds up no other.
+        Cancelling the future drops the items that wait.
+        """
+        loop = current_loop()
+        future: Future[None] = Future()
+        request = self.requests.parse([*items], args, {**(kwargs or {})}, owner, future, False)
+        places: list[list[int]] = [[] for _ in range(request.size)]
+        for place, position in enumerate(request.places or range(len(items))):
+            places[position].append(place)
+
+        def on_part(start: int, outcomes: list[Any]) -> None:
+            here = places[start : start + len(outcomes)]
+            ended(
+                [place for each in here for place in each],
+                [one for each, one in zip(here, outcomes, strict=True) for _ in each],
+            )
+
+        request.separate, request.on_part = True, on_part
+        runtime = self.runtime.here(loop)
+        future.bind(request, runtime, loop if self.parts.function.coroutine else None, None)
+        if request.size:
+            runtime.submit(request, from_event_loop=True)
+        else:
+            future.wake()
+        return future
 
 
 def _input(options: Options) -> str:
@@ -228,17 +279,6 @@ def _input(options: Options) -> str:
     if options.steps is not None:
         return "`batched.Rows`"
     return "a list" if options.features is None else "a dict of features"
-
-
-def _refuse_function_of_one(name: str, func: Callable[..., Any], position: int) -> None:
-    """Raise a TypeError if the parameter at `position` is annotated with a type of one item."""
-    for first in list(signature_of(func).parameters.values())[position : position + 1]:
-        annotation = inspect.formatannotation(first.annotation).strip("'")
-        if annotation.partition("[")[0] in ONE_ITEM:
-            raise TypeError(
-                f"{name} takes one item ({first.name}: {annotation}); a batch function takes a "
-                f"list, `{first.name}: list[{annotation}]`, and returns one result per item"
-            )
 
 
 def _is(check: Callable[[object], bool], func: object) -> bool:

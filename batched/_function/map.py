@@ -1,7 +1,6 @@
 """`fn.map`: results in order, computed a bounded number of items ahead of the consumer.
 
-A submitted item waits for the items before it. `queue_timeout_ms` limits the wait for other calls,
-so the time of an item counts once all items before it are answered.
+A submitted item waits for the items before it, so `queue_timeout_ms` is not for items of `map`.
 """
 
 from __future__ import annotations
@@ -10,13 +9,11 @@ import collections
 import concurrent.futures
 import sys
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Generator, Iterable, Sized
-from contextlib import nullcontext
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Generator, Iterable
 from typing import Any, Final, Generic, TypeVar
 
 from .._core.checks import check_whole
 from .._core.policy import BatchPolicy
-from .._installation import needs
 from .._runtime.async_backend import current_loop
 from .._runtime.wakers import Future, wait
 from ..errors import BatcherClosed
@@ -48,12 +45,9 @@ class Ahead(Generic[T]):
         self._limit = min(size, policy.max_queue_size or sys.maxsize)  # items
         self._deadline = None if timeout is None else time.perf_counter() + timeout  # s
         self._return_exceptions = return_exceptions
-        self._may_expire = policy.queue_timeout_ms is not None
         self._futures: collections.deque[Future[Any]] = collections.deque()
         self.end: Exception | None = None
         """Exception that ended the source of items, `StopIteration` included."""
-        self.bar: Any = None
-        """Progress bar of the results, if there is one."""
 
     @property
     def has_room(self) -> bool:
@@ -70,8 +64,6 @@ class Ahead(Generic[T]):
             future = Future()
             future.set_exception(error)
         self._futures.append(future)
-        if self._may_expire:
-            future.count_wait(False)
         return not self._futures[0].done()
 
     def more(self) -> bool:
@@ -81,8 +73,6 @@ class Ahead(Generic[T]):
             Exception: the exception of the source, after the last result.
         """
         if self._futures:
-            if self._may_expire:
-                self._futures[0].count_wait(True)
             return True
         if not isinstance(self.end, StopIteration | StopAsyncIteration):
             assert self.end is not None
@@ -98,9 +88,9 @@ class Ahead(Generic[T]):
         future, left = self._futures[0], self._left()
         if not future.done():
             waker = future.new_waker(current_loop())
-            with future.note_wait(left) or nullcontext():
-                if not await wait(waker, left):
-                    raise TimeoutError(_LATE)
+            future.check_wait(left)
+            if not await wait(waker, left):
+                raise TimeoutError(_LATE)
 
     def result(self) -> Any:
         """Return or raise the next result, once it is there.
@@ -118,33 +108,18 @@ class Ahead(Generic[T]):
             if error is not None and not self._return_exceptions:
                 raise error
             future = self._futures.popleft()
-            if self.bar is not None:
-                self.bar.update()
             return future.result() if error is None else error
         finally:
             error = None  # its traceback holds this frame
 
     def cancel(self) -> None:
-        """Cancel all items that wait, and end the progress bar."""
+        """Cancel all items that wait."""
         while self._futures:
             self._futures.pop().cancel()
-        if self.bar is not None:
-            self.bar.close()
         self.end = None  # its traceback holds the frame of `map`
 
     def _left(self) -> float | None:
         return None if self._deadline is None else max(self._deadline - time.perf_counter(), 0.0)
-
-
-def progress_bar(items: object, name: str) -> Any:
-    """Return a progress bar for the results of `items`, in a notebook or a terminal.
-
-    Raises:
-        ImportError: tqdm is not installed.
-    """
-    with needs("progress=True", "progress"):
-        from tqdm.auto import tqdm
-    return tqdm(total=len(items) if isinstance(items, Sized) else None, desc=name)
 
 
 def mapped(ahead: Ahead[T], items: Iterable[T]) -> Generator[Any, None, None]:

@@ -1,31 +1,25 @@
-"""Preparation of items: the callers' half of the work, before a call is queued.
+"""Preparation of items: the callers' half of the work, before a call is parsed and queued.
 
-A call of one item from a thread is prepared in that thread. Calls from event loops, list calls and
-`map` are prepared in threads of the runtime, in the order of their arrival. A prepared call is
-queued like any other.
+A call from a thread is prepared in that thread. Lists and the calls of event loops and of `map` are
+prepared in threads of the function. A call is accepted once it is prepared.
 """
 
 from __future__ import annotations
 
+import math
+import os
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from .._collate.arguments import takes_instance
+from .._collate.arguments import is_method
 from .._core.scheduler import Request
-from .._execution.exceptions import trim_traceback
 from .._runtime.async_backend import current_loop, post
-from .._runtime.call_queue import CallQueue
-from .._runtime.event_loop import EventLoopRuntime
-from .._runtime.settling import exception_for_caller
-from .._runtime.thread import ThreadRuntime
-from .._runtime.waits import is_running
-from .._runtime.wakers import Future, wake_all
-from ..errors import BatcherClosed
-from .requests import MISSING, RequestParser, take_item
+from .._runtime.wakers import async_waker, wake_all
+from .requests import RequestParser
 
 
 class Preparation:
@@ -56,65 +50,29 @@ class Preparation:
 class FunctionPreparation(Preparation):
     """Preparation by a function of one argument, or of an instance and one argument."""
 
-    def __init__(self, prepare: Callable[..., Any], threads: int, *, of_features: bool) -> None:
+    def __init__(self, prepare: Callable[..., Any], threads: int) -> None:
         self._prepare = prepare
-        self._binds = takes_instance(prepare)
-        self._of_features = of_features
+        self._binds = is_method(prepare)
         self.threads = threads
-
-    def is_one(self, _: Any, /) -> bool:
-        return self._of_features  # a list may become the rows of one call
 
     def prepare(self, given: Any, _: Mapping[str, Any], owner: object, /) -> Any:
         return self._prepare(owner, given) if self._binds else self._prepare(given)
 
 
-@dataclass(slots=True, eq=False)
-class Unprepared:
-    """Call that is not prepared yet, in the place of its items."""
-
-    items: list[Any]  # as the caller passed them; each is replaced by the prepared item
-    settings: Mapping[str, Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    parser: PreparedParser
-    left: int  # items that are not prepared yet
-
-    def prepare(self, position: int, owner: object) -> None:
-        """Prepare the item at `position`."""
-        prepare = self.parser.preparation.prepare
-        self.items[position] = prepare(self.items[position], self.settings, owner)
-
-    def prepare_here(self, request: Request) -> None:
-        """Prepare all items in this thread, and make of `request` the prepared call."""
-        for position in range(request.size):
-            self.prepare(position, request.owner)
-        self.complete(request)
-
-    def complete(self, request: Request) -> None:
-        """Make of `request` the call of the prepared items."""
-        parsed = self.parser.parser.parse(
-            self.items if request.listed else self.items[0],
-            self.args,
-            self.kwargs,
-            request.owner,
-            request.waker,
-            not request.listed,
-        )
-        for name in ("items", "size", "group_key", "lengths", "order"):
-            setattr(request, name, getattr(parsed, name))
-
-
 class PreparedParser:
-    """Parser of calls with prepared items. `parser` gets these items."""
+    """Parser of calls whose items are prepared first. `parser` gets the prepared items."""
 
     def __init__(
-        self, name: str, parser: RequestParser, preparation: Preparation, *, defers: bool
+        self,
+        name: str,
+        parser: RequestParser,
+        preparation: Preparation,
+        preparers: Preparers | None = None,
     ) -> None:
         self.parser = parser
         self.preparation = preparation
+        self._preparers = preparers
         self._name = name  # of the batch function, for error messages
-        self._defers = defers  # whether a `PreparingRuntime` prepares the calls
 
     def parse(
         self,
@@ -126,187 +84,113 @@ class PreparedParser:
         single: bool,
         /,
     ) -> Request:
-        """Return a call, prepared in this thread unless a runtime prepares it.
+        """Return a call, prepared in this thread, or a list in several threads.
 
         Raises:
             TypeError: there is no item, or the preparation does not take the arguments.
             Exception: an exception of the preparation, or of the parser.
         """
-        settings, args, kwargs = self.preparation.split(self._name, item, args, kwargs)
-        if item is MISSING:
-            item = take_item(self._name, self.parser.binder, kwargs)
-        listed = (
-            not single and isinstance(item, list) and not (item and self.preparation.is_one(item))
-        )
-        items = list(item) if listed else [item]
-        call = Unprepared(items, settings, args, kwargs, self, left=len(items))
-        request = Request(call, len(items), None, waker, listed, owner)
-        if items and not self._defers:
-            call.prepare_here(request)
-        return request
+        prepare = self.preparation
+        settings, args, kwargs = prepare.split(self._name, item, args, kwargs)
+        item, args, one = self.parser.read(item, args, kwargs, single)
+        one = one or bool(item and prepare.is_one(item))
 
+        def act(each: Any) -> Any:
+            return prepare.prepare(each, settings, owner)
 
-class PreparingRuntime(CallQueue):
-    """Runtime with threads that prepare calls before they enter its queue."""
-
-    def __init__(self, preparation: Preparation, *arguments: Any) -> None:
-        self._preparation = preparation
-        self._closing = False  # whether calls are refused; calls in preparation run nevertheless
-        super().__init__(*arguments)
-
-    def _renew_lock(self) -> None:
-        super()._renew_lock()
-        # held while a call is passed on, so that it can end before or after that only; reentrant,
-        # because a finalizer may call this runtime anywhere
-        self._passing = threading.RLock()
-        # calls in preparation, with whether their time in the queue will count
-        self._calls: dict[Request, bool] = {}
-        self._renew_preparers()
-
-    def _renew_preparers(self) -> None:
-        # the threads of an executor end with the executor, once they have done their work
-        self._preparers = ThreadPoolExecutor(
-            self._preparation.threads, thread_name_prefix=f"batched-{self.name}-prepare"
-        )
-
-    def submit(self, request: Request, *, from_event_loop: bool) -> bool:
-        """Accept `request` as a runtime does. The caller of one item in a thread prepares it.
-
-        Raises:
-            Exception: an exception of that preparation, or of the runtime.
-        """
-        call = request.items
-        if not isinstance(call, Unprepared):
-            return super().submit(request, from_event_loop=from_event_loop)
-        waits = not isinstance(request.waker, Future)
-        if self._closing and not (self.exiting and is_running() and waits):
-            self.recorder.count("rejected")
-            raise BatcherClosed(
-                f"{self.name} was shut down; `with {self.name}:`, or `async with`, opens it again"
+        if one:
+            item = act(item)
+        else:
+            item = list(
+                map(act, item) if self._preparers is None else self._preparers.map(act, item)
             )
-        if self.exiting or not (from_event_loop or request.listed):
-            call.prepare_here(request)
-            return super().submit(request, from_event_loop=from_event_loop)
-        self._calls[request] = True
-        loop = current_loop() if isinstance(self, EventLoopRuntime) else None
-        share = max(1, request.size // (4 * self._preparation.threads))
-        for first in range(0, request.size, share):
-            positions = range(first, min(first + share, request.size))
-            # a copy for each share: a context runs in one thread at a time
-            run = copy_context().run
-            self._preparers.submit(run, self._prepare, request, call, positions, loop)
-        return True
+        return self.parser.parse(item, args, kwargs, owner, waker, one)
 
-    def _prepare(self, request: Request, call: Unprepared, positions: range, loop: object) -> None:
-        """Prepare some items of a call. Pass the call on, on its `loop`, with the last of them."""
-        try:
-            for position in positions:
-                if request not in self._calls:  # it was cancelled, or another item failed
-                    return
-                call.prepare(position, request.owner)
-            with self._passing:
-                call.left -= len(positions)
-                if call.left:
-                    return
-            call.complete(request)
-            if loop is None:
-                self._pass_on(request, loop)
-            else:
-                post(loop, self._pass_on, request, loop)
-        except BaseException as error:
-            self._end(request, exception_for_caller(self.name, trim_traceback(error)))
 
-    def _pass_on(self, request: Request, loop: object) -> None:
-        """Queue a call that is prepared, unless it was cancelled."""
-        try:
-            with self._passing:
-                counts = self._calls.get(request)
-                if counts is None:
-                    return
-                super().submit(request, from_event_loop=loop is not None)
-                if not counts:
-                    super().count_wait(request, False)
-                self._remove(request)
-        except BaseException as error:
-            self._end(request, error)
+class _Job:
+    """A call of a task that is being prepared."""
 
-    def _end(self, request: Request, error: BaseException) -> None:
-        """End a call with `error` if it is in preparation."""
-        with self._passing:  # else a call that is being passed on could end twice
-            if not self._remove(request):
-                return
-            waker, request.waker, request.error = request.waker, None, error
-        wake_all([waker])
+    def __init__(self, waker: Any, act: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self.waker = waker
+        self.context = copy_context()
+        self.act: Callable[[], Any] | None = partial(act, *args)  # None: the task has given up
+        self.result: Any = None
+        self.error: BaseException | None = None
 
-    def _remove(self, request: Request) -> bool:
-        """Remove a call from the calls in preparation. Return False if it is none of them.
 
-        The last of these calls closes the queue of a runtime that is closing.
-        """
-        if self._calls.pop(request, None) is None:
-            return False
-        if self._closing and not self._calls:
-            super().close(False)
-        return True
+class Preparers:
+    """Threads that prepare the calls of one function, in the contexts of their callers."""
 
-    def cancel(self, request: Request, even_begun: bool = False) -> bool:
-        if self._postpone(self.cancel, request, even_begun):
-            return False
-        with self._passing:
-            self._remove(request)
-        return super().cancel(request, even_begun)
+    def __init__(self, threads: int, name: str) -> None:
+        self._threads = threads
+        self._name = name
+        self._open()
 
-    def count_wait(self, request: Request, counts: bool) -> None:
-        if self._postpone(self.count_wait, request, counts):
-            return
-        with self._passing:
-            if request in self._calls:
-                self._calls[request] = counts
-        super().count_wait(request, counts)
-
-    def pending(self, *, running_only: bool) -> bool:
-        return (bool(self._calls) and not running_only) or super().pending(
-            running_only=running_only
+    def _open(self) -> None:
+        self._process = os.getpid()  # 0 once the threads are to end
+        here = self._here = threading.local()  # has `prepares` in the threads of the pool
+        self._pool = ThreadPoolExecutor(
+            self._threads, f"batched-{self._name}-prepare", lambda: setattr(here, "prepares", True)
         )
+        self._turns: dict[object, list[_Job]] = {}  # jobs of the present turn of each loop
 
-    def close(self, cancel: bool) -> None:
-        """Refuse further calls. Calls in preparation run, or end now with `cancel`."""
-        if self._postpone(self.close, cancel):
-            return
-        self._closing = True
-        calls = list(self._calls)
-        if cancel:
-            for request in calls:
-                lost = BatcherClosed(f"{self.name} was shut down before this call ran")
-                ends = CancelledError() if isinstance(request.waker, Future) else lost
-                self._end(request, ends)
-        if cancel or not calls:
-            super().close(cancel)
+    def start(self, act: Callable[..., Any], *args: Any) -> Any:
+        """Let a thread call `act`. Return a future of its result."""
+        if self._process != os.getpid():  # a forked child has no threads of its parent
+            self._open()
+        return self._pool.submit(copy_context().run, act, *args)
 
-    def open(self) -> None:
-        self._closing = False
-        super().open()
+    def close(self) -> None:
+        """End the threads once they have done their work. A later call starts new ones."""
+        self._process = 0
+        self._pool.shutdown(wait=False)
 
-    def _drained(self) -> bool:
-        return super()._drained() and not (self._closing and self._calls)
+    def map(self, act: Callable[[Any], Any], items: list[Any]) -> list[Any]:
+        """Return `act(item)` for each of `items`, from several threads."""
+        if hasattr(self._here, "prepares"):  # the threads must not wait for each other
+            return list(map(act, items))
+        share = max(1, math.ceil(len(items) / self._threads))
+        parts = [
+            self.start(lambda part: list(map(act, part)), items[first : first + share])
+            for first in range(0, len(items), share)
+        ]
+        return [result for part in parts for result in part.result()]
 
-    def abort(self, why: str, *, forked: bool = False) -> None:
-        calls = list(self._calls)
-        self._calls.clear()
-        for request in calls:
-            request.error = BatcherClosed(f"{self.name}: {why}")
-        self._wakeups.add(self, calls)
-        self._wakeups.leave(self)  # the abort wakes the callers that were left
-        super().abort(why, forked=forked)
+    async def run(self, act: Callable[..., Any], *args: Any) -> Any:
+        """Let a thread call `act`, and return its result on this event loop.
+
+        The jobs of one turn of a loop share threads, and wake their tasks together.
+        """
+        loop = current_loop()
+        job = _Job(async_waker(loop), act, args)
+        jobs = self._turns.get(loop)
+        if jobs is None:
+            jobs = self._turns[loop] = []
+            post(loop, self._start_turn, loop)
+        jobs.append(job)
+        try:
+            await job.waker
+        except BaseException:
+            job.act = None
+            raise
+        if job.error is not None:
+            try:
+                raise job.error
+            finally:
+                del job  # the traceback holds this frame
+        return job.result
+
+    def _start_turn(self, loop: object) -> None:
+        jobs = self._turns.pop(loop)
+        for first in range(min(len(jobs), self._threads)):
+            self.start(_prepare, jobs[first :: self._threads])
 
 
-class PreparingThreadRuntime(PreparingRuntime, ThreadRuntime):
-    """Thread runtime of prepared calls."""
-
-    def rest(self) -> None:
-        super().rest()
-        self._renew_preparers()
-
-
-class PreparingEventLoopRuntime(PreparingRuntime, EventLoopRuntime):
-    """Runtime of an event loop, for prepared calls."""
+def _prepare(jobs: list[_Job]) -> None:
+    for job in jobs:
+        act = job.act
+        try:
+            job.result = None if act is None else job.context.run(act)
+        except BaseException as error:
+            job.error = error
+    wake_all([job.waker for job in jobs])

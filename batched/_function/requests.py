@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, MappingView
-from functools import lru_cache
+from collections.abc import AsyncIterator, Hashable, Iterator, Mapping, MappingView
 from typing import Any, Final
 
 from .._collate.arguments import Binder
-from .._collate.features.collate import GroupKey
 from .._collate.features.parse import FeatureParser
+from .._collate.items import distinct
 from .._collate.lengths import validate_lengths
 from .._core.scheduler import Request
 from ..errors import CollationError
+from .settings import Options
 
 
 class _Missing:
@@ -22,25 +22,12 @@ class _Missing:
 
 MISSING: Final[Any] = _Missing()
 """Placeholder for items that are not passed by position."""
-
-SINGLE: Final = frozenset({str, bytes, int, float, bool, dict, tuple, type(None)})
+SINGLE: Final = {str, bytes, int, float, bool, dict, tuple, type(None)}
 """Types of most items."""
-
 ITERABLES: Final = (Iterator, AsyncIterator, MappingView, deque, range, set)
-"""Classes of instances that are more likely many items than one."""
-
-TABLES: Final = {
-    "numpy.ndarray",
-    "pandas.DataFrame",
-    "pandas.Index",
-    "pandas.Series",
-    "polars.DataFrame",
-    "polars.Series",
-}
-"""More of these classes, by package and name.
-
-A tensor is not among them: there are no tensors of texts, and a tensor is a usual item.
-"""
+"""Classes of objects that are more likely many items than one."""
+TABLES: Final = {"DataFrame", "Index", "Series"}
+"""More of these classes, of pandas and polars."""
 
 
 def take_item(name: str, binder: Binder, kwargs: dict[str, Any]) -> Any:
@@ -61,13 +48,57 @@ def take_item(name: str, binder: Binder, kwargs: dict[str, Any]) -> Any:
 class ItemRequestParser:
     """Parser of one item, or a list of items."""
 
-    def __init__(self, name: str, binder: Binder, length: Callable[[Any], Any] | None) -> None:
+    def __init__(self, name: str, binder: Binder, options: Options, parts: tuple[str, ...]) -> None:
         self._name = name  # of the batch function, for error messages
+        self._short = name.rpartition(".")[2]
         self.binder = binder
-        self._bare = binder.bare
-        short = name.rpartition(".")[2]
-        binder.hint = f"; many items are passed as one list, {short}([...])"
-        self._length = length
+        binder.hint = f"; many items are passed as one list, {self._short}([...])"
+        self._length = options.item_length
+        self._key = _by_value if options.dedupe is True else options.dedupe
+        self._parts = parts  # with `unpack`, names of the parts of an item
+
+    def read(
+        self, item: Any, args: tuple[Any, ...], kwargs: dict[str, Any], single: bool, /
+    ) -> tuple[Any, tuple[Any, ...], bool]:
+        """Return the item or list of items, the other positional arguments, and whether it is one.
+
+        Remove an item that is passed by keyword from `kwargs`.
+
+        Raises:
+            TypeError: there is no item, or it is more likely many.
+        """
+        by_keyword = item is MISSING
+        if self._parts:
+            listed = isinstance(item, list) and not single
+            if listed and not args:
+                return item, (), False
+            if listed:
+                raise TypeError(
+                    f"{self._name} was given a list and further arguments: many items are one list "
+                    f"of tuples, {self._short}([({', '.join(self._parts)}), ...]); one tuple with "
+                    f"a list in it is submitted, {self._short}.submit((...))"
+                )
+            if single:
+                return item, args, True
+            given = [] if by_keyword else [item, *args]
+            names = self._parts[len(given) :]
+            return (*given, *[kwargs.pop(name) for name in names if name in kwargs]), (), True
+        if by_keyword:
+            item = take_item(self._name, self.binder, kwargs)
+        if single or type(item) in SINGLE:
+            return item, args, True
+        if not isinstance(item, list):
+            self._refuse_many(item)
+            return item, args, True
+        for other in (*args, *(kwargs.values() if by_keyword else ())):
+            if isinstance(other, list) and len(other) == len(item) > 0:
+                raise TypeError(
+                    f"{self._name} was given two lists of {len(item)}, and extra arguments are "
+                    "shared by all items. If each item is a pair, decorate with unpack=True and "
+                    f"pass {self._short}([(..., ...), ...]); if the second list is shared, pass it "
+                    "by keyword, and the items by position"
+                )
+        return item, args, False
 
     def parse(
         self,
@@ -83,47 +114,73 @@ class ItemRequestParser:
 
         Raises:
             TypeError: the arguments do not fit the function.
-            Exception: the exception of `length` for an item.
+            Exception: the exception of `length` or `dedupe` for an item.
         """
-        if item is MISSING:
-            item = take_item(self._name, self.binder, kwargs)
-        group = (
-            self._bare
-            if not args and not kwargs and self._bare is not None
-            else self.binder.bind(args, kwargs)
-        )
-        lengths: list[int] | None = None
-        if not single and type(item) not in SINGLE:
-            if isinstance(item, list):
-                items, order = list(item), None
-                if self._length is not None:
-                    lengths = validate_lengths(self._name, list(map(self._length, items)))
-                    order = sorted(range(len(items)), key=lengths.__getitem__, reverse=True)
-                    items = list(map(items.__getitem__, order))
-                    lengths = list(map(lengths.__getitem__, order))
-                return Request(items, len(items), group, waker, True, owner, lengths, order)
-            kind: Any = type(item)
-            if _is_many(kind, self.binder.items_annotation):
-                self._refuse_many(item)
+        item, args, single = self.read(item, args, kwargs, single)
+        group = self.binder.bind(args, kwargs)
+        items: list[Any] = [item] if single else list(item)
+        if self._parts:
+            self._check_parts(items)
+        lengths = order = places = keys = None
+        if self._key:
+            keys = self._find_keys(items)
+            if not single:
+                items, places = distinct(items, keys)
+                keys = list(dict.fromkeys(keys))
         if self._length is not None:
-            lengths = validate_lengths(self._name, [self._length(item)])
-        return Request(item, 1, group, waker, False, owner, lengths)
+            lengths = validate_lengths(self._name, list(map(self._length, items)))
+        if single:
+            return Request(item, 1, group, waker, False, owner, lengths, keys=keys)
+        if lengths is not None:  # the longest first
+            ranks = sorted(range(len(items)), key=lengths.__getitem__, reverse=True)
+            positions = dict(zip(ranks, range(len(ranks)), strict=True))
+            places = [positions[place] for place in places or range(len(items))]
+            items, lengths = [items[rank] for rank in ranks], [lengths[rank] for rank in ranks]
+            keys = keys and [keys[rank] for rank in ranks]
+        if places is not None:
+            first = dict(zip(reversed(places), reversed(range(len(places))), strict=True))
+            order = [first[position] for position in range(len(items))]
+        return Request(items, len(items), group, waker, True, owner, lengths, order, places, keys)
+
+    def _check_parts(self, items: list[Any]) -> None:
+        size = len(self._parts)
+        for item in items:
+            if not isinstance(item, tuple) or len(item) != size:
+                raise TypeError(
+                    f"{self._name} takes items of {size} parts ({', '.join(self._parts)}), as "
+                    f"arguments or as a tuple, got {item!r:.60}"
+                )
+
+    def _find_keys(self, items: list[Any]) -> list[Hashable]:
+        keys: list[Any] = list(map(self._key, items))  # type: ignore[arg-type]  # a function here
+        for item, key in zip(items, keys, strict=True):
+            try:
+                hash(key)
+            except TypeError:
+                raise TypeError(
+                    f"{self._name}: dedupe needs items, or keys, that have a hash, got {key!r:.60} "
+                    f"for {item!r:.60}; dedupe may be a function that returns the key of an item"
+                ) from None
+        return keys
 
     def _refuse_many(self, item: Any) -> None:
-        """Raise a TypeError, unless `item` is an array without axes."""
+        """Raise a TypeError if `item` is more likely many items than one."""
         kind = type(item)
-        if getattr(item, "ndim", 1) == 0:
+        classes = [each for each in kind.__mro__ if each.__module__[:6] in ("pandas", "polars")]
+        tables = {each.__name__ for each in classes}
+        if hasattr(kind, "read") or not (issubclass(kind, ITERABLES) or tables & TABLES):
             return
-        name, short = self._name, self._name.rpartition(".")[2]
-        entries = 'xs["column"]' if kind.__name__.endswith("DataFrame") else "xs"
-        parameter = self.binder.items_name or "items"
-        example = "Iterator" if issubclass(kind, Iterator) else kind.__name__
+        items = 'xs["column"]' if "DataFrame" in tables else "xs"
         raise TypeError(
-            f"{name} was given one {kind.__name__}, which is more likely many items: pass "
-            f"list({entries}) or use {short}.map({entries}); if it is one item, use "
-            f"{short}.submit(xs), or say so where the function is defined, "
-            f"`{parameter}: list[{example}]`"
+            f"{self._name} was given one {kind.__name__}, which is more likely many items: pass "
+            f"list({items}) or use {self._short}.map({items}); one item is {self._short}.submit(xs)"
         )
+
+
+def _by_value(item: Any) -> Hashable:
+    """Return the key of an item for `dedupe=True`: 1, 1.0 and True differ, also within tuples."""
+    kind = type(item)
+    return kind, tuple(map(_by_value, item)) if kind is tuple else item
 
 
 class FeatureRequestParser:
@@ -134,6 +191,13 @@ class FeatureRequestParser:
         self.binder = binder
         self._parser = parser
         self._spread = spread
+
+    def read(
+        self, item: Any, args: tuple[Any, ...], kwargs: dict[str, Any], _: bool, /
+    ) -> tuple[Any, tuple[Any, ...], bool]:
+        """Return what the caller passed instead of features, the other arguments, and True."""
+        item = take_item(self._name, self.binder, kwargs) if item is MISSING else item
+        return item, args, True
 
     def parse(
         self,
@@ -163,8 +227,8 @@ class FeatureRequestParser:
             )
         try:
             features = self._parser.parse(item)
-            names = tuple([spec.name for spec in features.specs]) if self._spread else ()
-            arguments = self.binder.bind(args, kwargs, names)
+            names = features.spec.names if self._spread else ()
+            group = features.spec.group(self.binder.bind(args, kwargs, names))
         except CollationError as error:
             if not by_keyword or not item:
                 raise
@@ -178,33 +242,7 @@ class FeatureRequestParser:
                 f"{error}; it gets one dict of features, or, with spread_kwargs=True, each by name"
             ) from None
         lengths = [features.longest] * features.rows
-        return Request(
-            features,
-            features.rows,
-            GroupKey(arguments, features.specs),
-            waker,
-            False,
-            owner,
-            lengths,
-        )
+        return Request(features, features.rows, group, waker, False, owner, lengths)
 
 
 RequestParser = ItemRequestParser | FeatureRequestParser
-
-
-@lru_cache
-def _is_many(kind: type, annotation: str) -> bool:
-    """Return whether an instance of `kind` is more likely many items than one.
-
-    It is one item if `annotation`, of the parameter for the items, is a list of these.
-    """
-    if issubclass(kind, ITERABLES):
-        if hasattr(kind, "read"):  # a file
-            return False
-    elif TABLES.isdisjoint(
-        f"{each.__module__.partition('.')[0]}.{each.__name__}" for each in kind.__mro__
-    ):
-        return False
-    # further names of arrays, and of iterators
-    names = {"NDArray", "Iterator", "Generator", *(each.__name__ for each in kind.__mro__)}
-    return not any(name in annotation.partition("[")[2] for name in names - {"object"})

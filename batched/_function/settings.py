@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any, Final, Literal, TypedDict, TypeVar, get_args
 
-from .._collate.arguments import signature_of, takes_instance
+from .._collate.arguments import is_method, signature_of
 from .._collate.features.settings import Device, FeatureSettings, PaddingSide, Unpad
 from .._core.checks import check_whole, suggest
 from .._core.policy import BatchPolicy, Flush, OnFull
@@ -24,29 +24,31 @@ OF_FEATURES: Final = {"pad_tokens", *[setting.name for setting in fields(Feature
 """Settings of functions of features alone."""
 
 
-class Settings(TypedDict, total=False):
-    """The settings of a decorator; each is explained in `BatchPolicy` or `Options`.
-
-    `prepare` is absent, since it changes types.
-    """
-
+class _SharedSettings(TypedDict, total=False):
     batch_size: int
-    timeout_ms: float
     small_batch_threshold: int
-    flush: Flush
     max_batch_tokens: int | None
     max_queue_size: int | None
     on_full: OnFull
     queue_timeout_ms: float | None
     max_concurrent_batches: int
-    prefetch: int
     prepare_threads: int
-    isolate_errors: bool
-    dedupe: bool | Callable[[Any], Hashable]
-    on_batch: Callable[[BatchRecord], object] | None
     length: Callable[[Any], float] | None
     on_oom: OnOom
+    on_batch: Callable[[BatchRecord], object] | None
     name: str
+
+
+class Settings(_SharedSettings, total=False):
+    """The settings of a decorator; each is explained in `BatchPolicy` or `Options`.
+
+    `prepare` and `unpack` are absent, since they change types.
+    """
+
+    timeout_ms: float | None
+    flush: Flush
+    isolate_errors: bool
+    dedupe: bool | Callable[[Any], Hashable]
 
 
 class InferenceSettings(Settings, total=False):
@@ -64,26 +66,26 @@ class InferenceSettings(Settings, total=False):
     output_device: Device | None
 
 
-class StepSettings(TypedDict, total=False):
+class StepSettings(_SharedSettings, total=False):
     """The settings of a function that works in steps."""
 
-    batch_size: int
-    small_batch_threshold: int
-    max_batch_tokens: int | None
-    max_queue_size: int | None
-    on_full: OnFull
-    queue_timeout_ms: float | None
-    max_concurrent_batches: int
-    prepare_threads: int
-    on_batch: Callable[[BatchRecord], object] | None
-    length: Callable[[Any], float] | None
-    on_oom: OnOom
-    name: str
     max_pieces: int
 
 
-NOT_OF_STEPS: Final = Settings.__annotations__.keys() - StepSettings.__annotations__.keys()
+NOT_OF_STEPS: Final = {"timeout_ms", "flush", "isolate_errors", "dedupe", "unpack"}
 """Settings that mean nothing where calls join whenever there is room."""
+
+PEERS: Final = {
+    "collate_fn": "prepare",
+    "key": "dedupe",
+    "max_batch_size": "batch_size",
+    "max_latency": "timeout_ms",
+    "max_wait_ms": "timeout_ms",
+    "max_workers": "max_concurrent_batches",
+    "num_workers": "max_concurrent_batches",
+    "wait_ms": "timeout_ms",
+}
+"""Settings of other libraries, with their names here."""
 
 
 @dataclass(frozen=True)
@@ -122,9 +124,11 @@ class Options:
     isolate_errors: bool = False
     """Whether a batch that fails is run again in halves, to find the items that fail alone."""
     dedupe: bool | Callable[[Any], Hashable] = False
-    """Whether equal items that wait or run are computed once; or a function of an item that returns
-    a key, which is equal for equal items.
+    """Whether equal items of one call, and of one batch, are computed once; or a function that
+    returns the key of an item, which is equal for equal items.
     """
+    unpack: bool = False
+    """Whether an item is a tuple, and the function takes a list for each of its parts."""
     on_batch: Callable[[BatchRecord], object] | None = None
     """An observer, called with a record of each batch after its callers have been answered."""
     name: str | None = None
@@ -138,7 +142,7 @@ class Options:
             _check_function("length", self.length, form)
         if self.prepare is not None:
             form = "a plain function of one argument that returns the item"
-            _check_function("prepare", self.prepare, form, 1 + takes_instance(self.prepare))
+            _check_function("prepare", self.prepare, form, 1 + is_method(self.prepare))
         check_whole("prepare_threads", self.prepare_threads)
         if self.on_oom not in get_args(OnOom):
             raise ValueError(f"on_oom must be 'split' or 'raise', got {self.on_oom!r}")
@@ -151,6 +155,8 @@ class Options:
             raise TypeError(
                 "dedupe is for functions of a list; put features into the items of such a function"
             )
+        if not isinstance(self.unpack, bool):
+            raise TypeError(f"unpack must be True or False, got {self.unpack!r}")
         if self.on_batch is not None:
             _check_function("on_batch", self.on_batch, "a plain function of a BatchRecord")
 
@@ -173,7 +179,7 @@ class Options:
         settings = {
             name: value for part in parts if part is not None for name, value in vars(part).items()
         } | own
-        hidden = () if self.steps is None else NOT_OF_STEPS
+        hidden = NOT_OF_STEPS if self.steps else {"unpack"} if self.features else ()
         return {name: value for name, value in settings.items() if name not in hidden}
 
     def updated(self, settings: Mapping[str, Any]) -> Options:
@@ -187,23 +193,22 @@ class Options:
             if "pad_token" in changes:
                 raise TypeError("pad_token and pad_tokens are the same setting; give one of them")
             changes["pad_token"] = changes.pop("pad_tokens")
-        if self.steps is not None:
-            for name in NOT_OF_STEPS & changes.keys():
-                raise TypeError(
-                    f"there is no setting {name!r} of a function that works in steps, whose calls "
-                    "join whenever there is room"
-                )
+        known = self.settings()
+        for name in changes:
+            if name not in known:
+                raise TypeError(f"there is no setting {name!r}{self._hint(name, known)}")
         policy = replace_known(self.policy, changes)
         features = None if self.features is None else replace_known(self.features, changes)
         steps = None if self.steps is None else replace_known(self.steps, changes)
-        own = {name: changes.pop(name) for name in (vars(self).keys() - PARTS) & changes.keys()}
-        if changes:
-            unknown, known = next(iter(changes)), self.settings()
-            hint = suggest(unknown, known) or f"; the settings are {', '.join(known)}"
-            if self.features is None and unknown in OF_FEATURES:
-                hint = "; it belongs to batched.inference.dynamically"
-            raise TypeError(f"there is no setting {unknown!r}{hint}")
-        return replace(self, policy=policy, features=features, steps=steps, **own)
+        return replace(self, policy=policy, features=features, steps=steps, **changes)
+
+    def _hint(self, unknown: str, known: Iterable[str]) -> str:
+        if self.steps is not None and unknown in NOT_OF_STEPS:
+            return " of a function that works in steps, whose calls join whenever there is room"
+        if self.features is None and unknown in OF_FEATURES:
+            return "; it belongs to batched.inference.dynamically"
+        hint = suggest(PEERS.get(unknown, unknown), known)
+        return hint or f"; the settings are {', '.join(known)}"
 
 
 def _check_function(name: str, function: Any, form: str, arguments: int = 1) -> None:

@@ -12,7 +12,7 @@ import torch
 from transformers import Cache
 
 from .._execution.memory import is_out_of_memory
-from .._execution.rows import Row, Rows
+from .._steps.rows import Row, Rows
 from .choice import NO_TOKEN, choose
 from .places import Places
 from .text import PreparedPrompt, Text

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import torch
 
-from .._execution.rows import Row
+from .._steps.rows import Row
 from .result import FinishReason
 
 MARGIN: Final = 4

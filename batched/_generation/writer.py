@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .._execution.rows import Row, Rows
+from .._steps.rows import Row, Rows
 from .decoding import write_in_batches, write_in_places
 from .places import has_places
 from .result import Generation

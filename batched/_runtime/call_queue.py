@@ -2,14 +2,14 @@
 
 `Runtime` adds the workers' side, with the state that is declared here.
 
-Finalizers and signal handlers interrupt a thread anywhere, also while it holds the lock. A method
-that they call then changes nothing, and is called again a moment later (`_postpone`). An exception
-of a signal handler may leave a change half made. The next thread repairs the queue (`_repair`).
+One rule holds if a signal handler raises while the queue is being changed, if a worker or its loop
+ends, and in the child of a fork: the queue is reset, and its calls end with an error (`abort`). A
+finalizer may interrupt a thread that holds the lock. What it cancels or closes is then done a
+moment later (`_postpone`), and calls that it makes are refused.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 import threading
@@ -17,9 +17,8 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
-from weakref import WeakSet, WeakValueDictionary
+from weakref import WeakValueDictionary
 
 from .._core.linger import NEVER
 from .._core.policy import BatchPolicy
@@ -29,14 +28,15 @@ from . import observer
 from .async_backend import current_loop, is_over
 from .notices import Notices
 from .recorder import Recorder
-from .recorder import after_fork as count_anew
+from .settling import take_wakers
+from .summary import Ending
 from .timer_thread import daemon_thread, timer
-from .waits import Pool, Wait, is_running, note_wait
-from .wakers import POLL_INTERVAL, Future, async_waker, log_failure, wait, wake_all
-from .wakeups import Wakeups
+from .waits import Pool, check_wait, current_worker
+from .wakers import POLL_INTERVAL, Future, async_waker, wait, wake_all
 
 AWAKE: Final = -math.inf
 """Value of `CallQueue._alarm` while a free worker is awake and about to look for a batch."""
+INTERRUPTED: Final = "a signal handler has raised while the queue was changed"
 FIRST_PAUSE: Final = 1e-3
 """First interval at which a caller of `drain` looks for the end of all calls (s)."""
 
@@ -67,81 +67,63 @@ class CallQueue(ABC):
         self.notices = Notices(name)
         self.pool = Pool(name, policy.max_concurrent_batches)
         self._closed = False  # whether calls are refused
-        self._wakeups = Wakeups()  # of callers whose calls have ended
-        self._renew_lock()
-        self._reset()
-        _alive[id(self)] = self
-
-    def _renew_lock(self) -> None:
         # guards the state that `_reset` declares; never held while user code runs or callers are
         # woken; an RLock, because `_is_owned` says whether this thread holds it
         self._lock: Any = threading.RLock()
+        # calls that `abort` ends, and their wakers; kept here in case it is interrupted
+        self._lost: dict[Request, Any] = {}
+        self._reset()
+        _alive[id(self)] = self
 
     def _reset(self) -> None:
         self._scheduler = Scheduler(self.policy, self.tick)
-        self.pool.running = self._scheduler.running
         # moment at which a free worker looks for a batch (s): AWAKE, a deadline, or NEVER
         self._alarm = NEVER
         self._expiry = NEVER  # moment at which the timer calls `expire` (s)
         self._workers = 0  # workers that have started and not ended
         self._parked: list[Any] = []  # one parker for each worker that waits for work
-        # whether this state is being changed. If true while the lock is free, a signal or a full
-        # stack has interrupted a change
-        self._changing = False
 
     def _postpone(self, method: Callable[..., object], *args: Any) -> bool:
-        """Postpone a call of `method` until the lock is free, if this thread holds the lock.
-
-        Return True if the call was postponed; the caller must then change nothing.
-        """
+        """Call `method` a moment later if this thread holds the lock. Return whether it does."""
         if not self._lock._is_owned():
             return False
-        self._call_soon(functools.partial(method, *args))
+        timer.start()
+        # in a new thread, because callbacks of futures may block
+        later = daemon_thread(f"{self.name}-later", method, *args)
+        timer.call_soon(later.start)
         return True
 
-    def _call_soon(self, act: Callable[[], object]) -> None:
-        """Call `act` a moment later, in a new thread, because callbacks of futures may block."""
-        timer.start()
-        timer.call_soon(daemon_thread(f"{self.name}-later", act).start)
-
-    def note_wait(
-        self, request: Request | None, *, is_over: Callable[[], bool] | None = None
-    ) -> Wait | None:
-        """Note that this code is about to wait for `request`. Return None outside any batch.
-
-        With `request` None the code waits for all calls. `is_over` returns whether the wait has
-        ended; by default it ends when the request does.
+    def check_wait(self) -> None:
+        """Note that this code is about to wait for a call.
 
         Raises:
-            RuntimeError: the code would wait for itself, and so for ever.
+            RuntimeError: the code might wait for itself, and so for ever.
         """
-        if self._lock._is_owned():
-            raise RuntimeError(
-                f"{self.name} is called by a finalizer or a signal handler that interrupted it, "
-                "and would wait for itself"
-            )
-        return note_wait(
-            self.pool, request, is_over or (lambda: request is None or request.waker is None)
-        )
+        check_wait(self.pool)
 
-    def waiting_for(
-        self, request: Request | None, *, room: bool = False
-    ) -> AbstractContextManager[None] | None:
-        """Return a context manager for code that waits, or None if it would wait for itself.
-
-        The context is the wait that `note_wait` notes. With `room` the code waits only until the
-        request has entered the queue.
-        """
-        is_over = (lambda: request not in self._scheduler.blocked) if room else None
+    def may_wait(self) -> bool:
+        """Return whether this code may wait for a call."""
         try:
-            return self.note_wait(request, is_over=is_over) or nullcontext()
+            self.check_wait()
         except RuntimeError:
-            return None
+            return False
+        return True
+
+    def count(self, ending: Ending) -> None:
+        """Count a call that ended without a batch."""
+        self.recorder.count(ending)
 
     def load(self) -> tuple[int, int, int]:
         """Return the numbers of waiting items, of blocked calls, and of running items."""
         scheduler = self._scheduler
         return scheduler.waiting, len(scheduler.blocked), scheduler.in_flight
+
+    def open_calls(self) -> int:
+        """Return the number of accepted calls without an answer."""
+        with self._lock:
+            running = [piece[0] for batch in self._scheduler.running for piece in batch.slices]
+            found = {*self._scheduler, *running}
+        return sum(request.waker is not None for request in found)
 
     def pending(self, *, running_only: bool) -> bool:
         """Return whether accepted calls are unanswered.
@@ -153,18 +135,18 @@ class CallQueue(ABC):
     def submit(self, request: Request, *, from_event_loop: bool) -> bool:
         """Accept `request`. Its waker is woken once, when the call has ended.
 
-        Return False if the call waits for room in the queue first, and True if it is queued or its
-        submission is postponed. `from_event_loop`: see `Scheduler.submit`.
+        Return whether the call is queued; if not, it waits for room in the queue first.
+        `from_event_loop`: see `Scheduler.submit`.
 
         Raises:
             BatcherClosed: after `close`.
             QueueFull: the queue has no room, and `on_full` is "raise".
-            RuntimeError: a finalizer or a signal handler would block this thread.
+            RuntimeError: a finalizer calls that has interrupted a change of this queue.
         """
         if self._lock._is_owned():
-            if not isinstance(request.waker, Future) and not hasattr(request.waker, "get_loop"):
-                self.note_wait(request)  # raises: this caller would block its thread
-            return self._postpone(self._submit_late, request, from_event_loop)
+            raise RuntimeError(
+                f"{self.name} is called by a finalizer or a signal handler that has interrupted it"
+            )
         if observer.probe is not None:
             request.origin = observer.probe.origin()
         policy = self.policy
@@ -174,17 +156,14 @@ class CallQueue(ABC):
             if may_expire:
                 timer.start()
             with self._lock:
-                if self._changing:
-                    self._repair()
                 scheduler = self._scheduler
                 is_open = not self._closed or (
-                    self.exiting and is_running() and not isinstance(request.waker, Future)
+                    self.exiting and current_worker() and not isinstance(request.waker, Future)
                 )
                 if not is_open or (policy.on_full == "raise" and not scheduler.admits(request)):
                     raise self._refused(request)
-                self._changing = True
                 now = request.arrived = time.perf_counter()
-                self.recorder.accepted()
+                self.recorder.accept()
                 group = scheduler.submit(request, now, from_event_loop=from_event_loop)
                 if (
                     self._alarm > AWAKE
@@ -199,43 +178,24 @@ class CallQueue(ABC):
                 if may_expire:
                     self._set_timer(now)
                 queued = request.queued
-                self._changing = False
-        except BaseException as error:
-            self._call_for_repair()
-            if isinstance(error, QueueFull | BatcherClosed):
-                why = "the function was shut down"
-                if isinstance(error, QueueFull):
-                    why = f"the queue is full (max_queue_size={policy.max_queue_size})"
-                self.notices.add("refusal", f"a call was refused: {why}")
+            if must_call_worker:
+                self._call_worker()
+        except (QueueFull, BatcherClosed) as error:
+            why = "the function was shut down"
+            if isinstance(error, QueueFull):
+                why = f"the queue is full (max_queue_size={policy.max_queue_size})"
+            self.notices.add("refusal", f"a call was refused: {why}")
             raise
-        finally:
-            # even if a signal handler raises here: all callers depend on this worker
-            try:
-                if must_call_worker:
-                    self._call_worker()
-            except BaseException:
-                self._alarm = NEVER  # so that the next call tries again
-                raise
+        except BaseException:
+            self.abort(INTERRUPTED)
+            raise
+        if observer.share is not None:
+            observer.share()
         return queued
-
-    def _call_for_repair(self) -> None:
-        """Wake a worker to repair the queue if an exception has left a change half made.
-
-        No signal handler interrupts a worker's thread, which is never the main thread. A worker
-        that is awake repairs the queue anyway.
-        """
-        if self._changing and self._parked:
-            self._parked[-1].unpark(self)
-
-    def _repair(self) -> None:
-        """Rebuild the queue from the requests that wait. The caller holds the lock."""
-        self._scheduler.repair()
-        self._alarm = self._expiry = NEVER
-        self._changing = False
 
     def _refused(self, request: Request) -> Exception:
         """Count a refused call, and return its exception."""
-        self.recorder.count("rejected")
+        self.count("rejected")
         if self._closed:
             return BatcherClosed(
                 f"{self.name} was shut down; `with {self.name}:`, or `async with`, opens it again"
@@ -251,14 +211,6 @@ class CallQueue(ABC):
         """Return the time in which the present queue will have run (s)."""
         return self._scheduler.time_left(self.policy.batch_size) / self.pool.size
 
-    def _submit_late(self, request: Request, from_event_loop: bool) -> None:
-        """Submit a request of a finalizer or signal handler; an error is its answer."""
-        try:
-            self.submit(request, from_event_loop=from_event_loop)
-        except BaseException as error:
-            request.error = error
-            wake_all([request.waker])
-
     def abandon(self, request: Request) -> None:
         """Drop the waiting items of a request that no caller waits for any more."""
         self.cancel(request, True)
@@ -266,47 +218,29 @@ class CallQueue(ABC):
     def cancel(self, request: Request, even_begun: bool = False) -> bool:
         """Remove the waiting items of a request from the queue, so that they are never computed.
 
-        Return False if the request has ended, or if the cancellation is postponed. Unless
-        `even_begun`, also return False if any of its items was handed out in a batch.
+        Return False if the request has ended, if the cancellation is postponed or, unless
+        `even_begun`, if any of its items was handed out in a batch.
         """
         if self._postpone(self.cancel, request, even_begun):
             return False
-        key = object()  # of the entry in `_wakeups`
         try:
             with self._lock:
-                begun = request.dispatched > 0 and not self.cancels_running
+                begun = request.dispatched > 0 and not (self.cancels_running or request.separate)
                 if request.waker is None or (begun and not even_begun):
                     return False
-                if self._changing:
-                    self._repair()
-                self._changing = True
                 request.error = CancelledError()
-                self._wakeups.add(key, [request])
+                wakers = take_wakers([request])
                 self._scheduler.cancel(request)
-                self._changing = False
-            if not request.dispatched:
-                request.items = None  # frees the items while other objects may keep the request
-            if request.arrived:  # not if `submit` has refused the request
-                self.recorder.count("cancelled")
-            self._notify_admitted()
-            self._wakeups.wake(key)
         except BaseException:
-            self._wakeups.leave(key)
-            self._call_for_repair()
+            self.abort(INTERRUPTED)
             raise
+        if not request.dispatched:
+            request.items = None  # frees the items while other objects may keep the request
+        if request.arrived:  # not if `submit` has refused the request
+            self.count("cancelled")
+        self._notify_admitted()
+        wake_all(wakers)
         return True
-
-    def count_wait(self, request: Request, counts: bool) -> None:
-        """Let `queue_timeout_ms` of `request` begin now.
-
-        With `counts` False the request does not expire.
-        """
-        if self._postpone(self.count_wait, request, counts):
-            return
-        with self._lock:
-            now = time.perf_counter()
-            self._scheduler.count_wait(request, now if counts else None)
-            self._set_timer(now)
 
     def _set_timer(self, now: float) -> None:
         """Let the timer look for calls that have waited too long. The caller holds the lock."""
@@ -321,10 +255,7 @@ class CallQueue(ABC):
 
         The timer thread runs this; no signal handler interrupts that thread.
         """
-        key = object()  # of the entry in `_wakeups`
         with self._lock:
-            if self._changing:
-                self._repair()
             now = time.perf_counter()
             ended = self._scheduler.expire(now)
             self._set_timer(now)
@@ -335,20 +266,20 @@ class CallQueue(ABC):
                     "queue_timeout_ms, or limit the waiting items by max_queue_size"
                 )
                 error.retry_after_s = self._time_of_queue()
-                self.recorder.count("timed_out")
+                self.count("timed_out")
             calls_back = any(getattr(request.waker, "calls_back", False) for request in ended)
-            self._wakeups.add(key, ended)
+            wakers = take_wakers(ended)
         for request in ended:
             request.items = None  # as in `cancel`
             self.notices.add("timeout", "a call has waited for longer than queue_timeout_ms")
         self._notify_admitted()
         if calls_back:  # callbacks may block, and all batchers share the timer
             try:
-                daemon_thread(f"{self.name}-callbacks", self._wakeups.wake, key).start()
+                daemon_thread(f"{self.name}-callbacks", wake_all, wakers).start()
             except RuntimeError:  # no more threads
-                self._wakeups.wake(key)
+                wake_all(wakers)
         else:
-            self._wakeups.wake(key)
+            wake_all(wakers)
 
     def _notify_admitted(self) -> None:
         """Notify the callers of requests that were blocked and have entered the queue.
@@ -370,36 +301,25 @@ class CallQueue(ABC):
         """
         if self._postpone(self.close, cancel):
             return
-        key = object()  # of the entry in `_wakeups`
-        try:
-            with self._lock:
-                if self._changing:
-                    self._repair()
-                self._changing = True
-                self._closed = True
-                self._scheduler.draining = True
-                ended = list(self._scheduler) if cancel else []
-                for request in ended:
-                    request.error = (
-                        CancelledError()
-                        if isinstance(request.waker, Future)
-                        else BatcherClosed(f"{self.name} was shut down before this call ran")
-                    )
-                    self.recorder.count("cancelled")
-                self._wakeups.add(key, ended)
-                for request in ended:
-                    self._scheduler.cancel(request)
-                parked = list(self._parked)
-                self._changing = False
-            # workers before callers, because callbacks of futures may wait for these workers
-            for parker in parked:
-                parker.unpark(self)
-            self._notify_admitted()
-            self._wakeups.wake(key)
-        except BaseException:
-            self._wakeups.leave(key)
-            self._call_for_repair()
-            raise
+        with self._lock:
+            self._closed = True
+            self._scheduler.draining = True
+            ended = list(self._scheduler) if cancel else []
+            for request in ended:
+                request.error = (
+                    CancelledError()
+                    if isinstance(request.waker, Future)
+                    else BatcherClosed(f"{self.name} was shut down before this call ran")
+                )
+                self.count("cancelled")
+                self._scheduler.cancel(request)
+            wakers = take_wakers(ended)
+            parked = list(self._parked)
+        # workers before callers, because callbacks of futures may wait for these workers
+        for parker in parked:
+            parker.unpark(self)
+        self._notify_admitted()
+        wake_all(wakers)
 
     def shutdown(self, *, wait: bool, cancel: bool) -> None:
         """Close. With `wait`, return once every accepted call has ended."""
@@ -427,22 +347,18 @@ class CallQueue(ABC):
         False at once if the code would wait for itself.
         """
         self._abort_if_over(loop)
-        waiting = self.waiting_for(None)
-        if waiting is None:
+        if not self.may_wait():
             return False
-        with waiting:
-            for seconds in self._pauses(loop):
-                time.sleep(seconds)
+        for seconds in self._pauses(loop):
+            time.sleep(seconds)
         return True
 
     async def drain_async(self, loop: object = None) -> None:
         """Wait as `drain` does, without blocking the event loop."""
         self._abort_if_over(loop)
-        waiting = self.waiting_for(None)
-        if waiting is not None:
-            with waiting:
-                for seconds in self._pauses(loop):
-                    await wait(async_waker(current_loop()), seconds)
+        if self.may_wait():
+            for seconds in self._pauses(loop):
+                await wait(async_waker(current_loop()), seconds)
 
     def _pauses(self, loop: object) -> Iterator[float]:
         """Yield the pauses of `drain` until all calls and workers have ended (s).
@@ -460,40 +376,42 @@ class CallQueue(ABC):
         if loop is not None and is_over(loop):
             self.abort("the event loop that was to run this call has stopped")
 
-    def abort(self, why: str, *, forked: bool = False) -> None:
+    def abort(self, why: str) -> None:
         """End every call with `BatcherClosed`, also in running batches, and reset the queue.
 
         The workers of the old state end. The next call starts a worker. `why` is the reason in the
-        message. `forked`: called in the child of a fork.
+        message.
         """
-        if forked:  # the child has no thread that could release the lock, or that waits
-            self._renew_lock()
-            self.pool.waits = WeakSet()
-        with self._lock:
-            scheduler, parked = self._scheduler, self._parked
-            self._reset()
-            self._scheduler.draining = self._closed
-            running = [request for batch in scheduler.running for request, _, _ in batch.slices]
-            orphans = {
-                request: request.waker
-                for request in (*scheduler, *running)
-                if request.waker is not None
-            }
-            for request in orphans:
-                request.waker = None
-            if forked:
-                orphans.update(self._wakeups.take_all())
-        for request, waker in orphans.items():
-            request.error = self._lost_call(why)
-            if not forked:  # the parent counts it
-                self.recorder.count("lost")
+        try:
+            with self._lock:
+                scheduler = self._scheduler
+                running = [request for batch in scheduler.running for request, _, _ in batch.slices]
+                lost = [each for each in (*scheduler, *running) if each.waker is not None]
+                self._lost |= {request: request.waker for request in lost}
+                take_wakers(lost)
+                for parker in self._parked:
+                    parker.unpark(self)
+                self._reset()
+                self._scheduler.draining = self._closed
+            ended = dict(self._lost)
+            for request in ended:
+                request.error = self._lost_call(why)
+                self.count("lost")
                 self.notices.add("loss", f"a call was lost: {why}")
-            if forked and isinstance(waker, Future):
-                waker.renew_lock()
-        for parker in parked:
-            parker.unpark(self)
-        wake_all(orphans.values())
-        self._wakeups.wake_left()
+            wake_all(ended.values())
+            for request in ended:
+                self._lost.pop(request, None)
+        except BaseException:  # a signal handler has raised again
+            self.abort(why)
+            raise
+
+    def forget(self) -> None:
+        """Begin with an empty queue in the child of a fork, where no thread of the parent runs."""
+        self._lock = threading.RLock()
+        self._lost.clear()
+        self._reset()
+        self._scheduler.draining = self._closed
+        self.recorder.renew()
 
     def _lost_call(self, why: str) -> BatcherClosed:
         """Return the error of a call that `abort` ends."""
@@ -502,13 +420,8 @@ class CallQueue(ABC):
     def _drained(self) -> bool:
         """Return whether the runtime is open, or has ended every call and every worker."""
         with self._lock:
-            return not self._closed or not (
-                self._workers
-                or self._scheduler.waiting
-                or self._scheduler.running
-                # with `prefetch`, threads may still answer after their worker has ended
-                or self._wakeups.of_batches
-            )
+            scheduler = self._scheduler
+            return not (self._closed and (self._workers or scheduler.waiting or scheduler.running))
 
     @abstractmethod
     def _call_worker(self) -> None:
@@ -519,16 +432,9 @@ class CallQueue(ABC):
 
 
 def _after_fork() -> None:
-    """Reset all runtimes in the child of a fork, which has no thread of the parent."""
     timer.renew()
-    count_anew()
     for runtime in alive():
-        try:
-            runtime.abort(
-                "the process was forked; calls made before run in the parent only", forked=True
-            )
-        except Exception:
-            log_failure("%s may not work in the forked process", runtime.name)
+        runtime.forget()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows

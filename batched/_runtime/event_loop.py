@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
+import os
 import sys
 import time
 import weakref
@@ -16,9 +17,8 @@ from typing import Any
 
 from .._core.scheduler import Batch, Scheduler
 from . import observer
-from .async_backend import current_loop, current_task, ends_task, is_gone, post
+from .async_backend import current_loop, current_task, ends_task, is_gone
 from .call_queue import AWAKE
-from .row_source import run_rows_async
 from .runtime import Runtime
 from .waits import enter_worker
 from .wakers import AsyncWaker, async_waker, log_failure, wait, wake_all
@@ -64,37 +64,21 @@ class EventLoopRuntime(Runtime):
         if failed and parker.scheduler is self._scheduler:
             self.abort("the task that was to run this call ended before it began")
 
-    def _call_soon(self, act: Callable[[], object]) -> None:
-        loop = current_loop()
-        if loop is None:
-            super()._call_soon(act)
-        else:  # this loop alone takes the calls
-            post(loop, act)
-
     async def _work(self, parker: _Parker) -> None:
         task = None
         try:
             task = current_task()
-            worker = enter_worker(self.pool, thread=False)
+            enter_worker(self.pool, thread=False)
             while True:
                 parker.renew()
                 found = self._take(parker)
                 if isinstance(found, Batch):
-                    worker.batch = found
-                    found.begun = True
                     probe = observer.probe
                     began = None if probe is None else probe.began(self.name, found)
-                    try:
-                        outcomes = await (
-                            run_rows_async(self, found, worker)
-                            if self.execution.in_steps
-                            else self.execution.run_async(found)
-                        )
-                    finally:
-                        worker.batch = None
+                    outcomes = await self.execution.run_async(found, self)
                     if probe is not None and began is not None:
                         probe.ended(began, self.name, found, outcomes)
-                    self._finish(found, outcomes)
+                    self.finish(found, outcomes)
                     self._alarm = AWAKE  # the worker looks once these callers have run
                     del outcomes  # an error in the outcomes holds this frame
                     # callers that call again at once can join the next batch
@@ -150,12 +134,17 @@ class EventLoops:
     def __init__(self, make: Callable[[], EventLoopRuntime], name: str) -> None:
         self._make = make
         self._name = name  # name of the batch function, for messages
+        self._closed = False
+        self.forget()
+        _all_loops.add(self)
+
+    def forget(self) -> None:
+        """Begin without loops, also in the child of a fork, where no loop of the parent runs."""
         self._runtimes: weakref.WeakKeyDictionary[Any, EventLoopRuntime] = (
             weakref.WeakKeyDictionary()
         )
         # the loop and runtime found last, which saves a look-up
         self._latest: tuple[Callable[[], object], EventLoopRuntime | None] = (lambda: None), None
-        self._closed = False
 
     def here(self, loop: object) -> EventLoopRuntime:
         """Return the runtime of `loop`, which runs this code.
@@ -204,12 +193,7 @@ class EventLoops:
         """
         here = current_loop()
         own = self._runtimes.get(here) if here is not None else None
-        if (
-            wait
-            and own is not None
-            and own.pending(running_only=cancel)
-            and own.waiting_for(None) is not None
-        ):
+        if wait and own is not None and own.pending(running_only=cancel) and own.may_wait():
             raise RuntimeError(
                 "waiting here would block the event loop that has to finish the calls of "
                 f"{self._name}; "
@@ -237,3 +221,15 @@ class EventLoops:
         return [
             (loop, runtime) for loop in loops if (runtime := self._runtimes.get(loop)) is not None
         ]
+
+
+_all_loops: weakref.WeakSet[EventLoops] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for loops in list(_all_loops):
+        loops.forget()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_after_fork)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from contextlib import ContextDecorator
 from typing import Final
 
-from .wakers import logger
+from .wakers import log_failure, logger
 
 INTERVAL: Final = 10.0
 """Shortest time between two records of one kind about one function (s)."""
@@ -29,3 +30,20 @@ class Notices:
         self._kinds[kind] = now, 0
         more = f" (and {events:,} times since the last record)" if events else ""
         logger.warning("%s: %s%s", self._name, message, more)
+
+
+class LogOnce(ContextDecorator):
+    """Context that ends every exception, and logs the first."""
+
+    def __init__(self, message: str) -> None:
+        self._message = message
+        self._failed = False
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, *_: object) -> bool:
+        if kind is not None and not self._failed:
+            self._failed = True
+            log_failure(f"{self._message}; further failures of it are not logged")
+        return True

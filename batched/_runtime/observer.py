@@ -1,14 +1,18 @@
-"""Calls of `on_batch`, whose failures do not affect callers; and the probe of all batches."""
+"""Observers of batches: `on_batch`, the probe, and meters. Their failures affect no call."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from .._core.scheduler import Batch
 from .._execution.attempts import Outcomes
 from ..stats import BatchRecord
+from .notices import LogOnce
 from .waits import between_runs
-from .wakers import log_failure
 
 Observer = Callable[[Batch, Outcomes], None]
 """Reporter of a batch, called after its callers were answered. It never raises."""
@@ -37,19 +41,78 @@ probe: Probe | None = None
 """The probe of this process, if there is one."""
 
 
+Meter = Callable[[str, Any, float], object]
+"""Function of the name of a batched function, of a count (see `summary`) and of a number."""
+
+meters: list[Meter] = []
+"""Meters get all counts from their registration on."""
+
+share: Callable[..., object] | None = None
+"""Function that lets other processes see the load of this one, if they are to. It is called when a
+call was accepted and when a batch has ended, and writes only now and then unless its argument is
+true.
+"""
+due = 0.0
+"""Moment from which on `share` writes again (s)."""
+
+reporting = threading.RLock()
+"""Lock for the use of instruments. It is held while the process forks: locks of instruments that a
+thread uses at that moment would stay locked in the child.
+"""
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(
+        before=reporting.acquire,
+        after_in_parent=reporting.release,
+        after_in_child=reporting.release,
+    )
+
+_failing_meter = LogOnce("metrics could not be recorded")
+_lock: Any
+_unreported: defaultdict[tuple[str, Any], float]
+
+
+def renew() -> None:
+    """Begin anew in a forked process; its parent reports the counts until now."""
+    global _lock, _unreported, due
+    _lock, _unreported, due = threading.RLock(), defaultdict(float), 0.0
+
+
+renew()
+
+
+def note(name: str, counts: Mapping[Any, Any]) -> None:
+    """Keep counts of the function `name` for the next report. A finalizer may call it."""
+    with _lock:
+        for key, number in counts.items():
+            _unreported[name, key] += number
+
+
+def report() -> None:
+    """Pass the counts since the last report to all meters. They may take locks."""
+    global _unreported
+    with _lock:
+        counts, _unreported = _unreported, defaultdict(float)
+    for meter in meters:
+        with reporting, _failing_meter:
+            for (name, key), number in counts.items():
+                meter(name, key, number)
+
+
+def batch_ended(flush: Callable[[], object]) -> None:
+    """Report a batch after its callers have their answers. `flush` notes its counts."""
+    flush()
+    report()
+    if share is not None:
+        share()
+
+
 def make_observer(name: str, hook: Callable[[BatchRecord], object]) -> Observer:
     """Return the observer that calls `hook` with records of the batches of the function `name`."""
-    failed = False  # whether a failure was logged; later failures are not
+    failing = LogOnce(f"on_batch of {name} raised")
 
     def observe(batch: Batch, outcomes: Outcomes) -> None:
-        nonlocal failed
-        try:
-            with between_runs():
-                hook(_record(name, batch, outcomes))
-        except BaseException:
-            if not failed:
-                failed = True
-                log_failure("on_batch of %s raised; further failures of it are not logged", name)
+        with failing, between_runs():
+            hook(_record(name, batch, outcomes))
 
     return observe
 

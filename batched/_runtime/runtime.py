@@ -17,15 +17,15 @@ from typing import Any, Final
 from .._core.capacity import Room
 from .._core.linger import NEVER
 from .._core.policy import BatchPolicy
-from .._core.scheduler import Batch, Request, Scheduler, Slice
+from .._core.scheduler import Batch, Scheduler
 from .._execution.attempts import Outcomes
 from .._execution.execution import Execution
-from ..errors import BatcherClosed
 from . import observer
 from .call_queue import AWAKE, CallQueue
 from .observer import Observer
 from .recorder import Recorder
-from .settling import complete, settle
+from .settling import Settled, complete, settle, take_wakers
+from .wakers import logger, wake_all
 
 CANNOT_START: Final = (RuntimeError, MemoryError)
 """Errors for which no thread can start. A signal handler is taken to raise another type."""
@@ -33,8 +33,8 @@ CANNOT_START: Final = (RuntimeError, MemoryError)
 MANY: Final = 1 << 30
 """Number of batches that may run at once where something else is the limit."""
 
-Live = tuple[int, int, int]
-"""Number of live rows, length of the longest of them, and most rows that may join."""
+MANY_ALONE: Final = 32
+"""Batches of one item in a row, beside other calls, of which a warning tells."""
 
 Look = tuple[Batch | float | None, bool]
 """Result of a look for a batch: see `Runtime._look`."""
@@ -54,69 +54,47 @@ class Runtime(CallQueue):
         on_batch: Observer | None,
         name: str,
     ) -> None:
-        most = policy.max_concurrent_batches
-        # with `prefetch` further threads call the function
-        self.most_workers = 1 if policy.prefetch else most
+        self.most_workers = policy.max_concurrent_batches
         self.execution = execution
         self.cancels_running = execution.in_steps
-        if execution.in_steps:  # calls that join a run are batches of their own
-            policy = replace(policy, max_concurrent_batches=MANY)
-        super().__init__(policy, recorder, name)
-        self.pool.size = most
         self.observer = on_batch
+        workers = policy.max_concurrent_batches
+        if execution.in_steps:  # each row is a batch, and the function decides how many are live
+            workers *= policy.batch_size
+            policy = replace(
+                policy, batch_size=1, max_batch_tokens=None, max_concurrent_batches=MANY
+            )
+        super().__init__(policy, recorder, name)
+        self.pool.size = workers
+        # batches of one item in a row beside which other calls waited; None if nothing is told
+        self._alone: int | None = None if policy.batch_size == 1 else 0
 
     def _call_worker(self) -> None:
         """Wake a worker that is parked, or start one if fewer run than may run."""
-        parker: Any = None
-        starting = False
-        try:
-            with self._lock:
-                if self._parked:
-                    parker = self._parked[-1]  # the worker removes its parker from the list
-                elif self._workers < self.most_workers:
-                    parker = self._new_parker()
-                    starting = True
-                    self._workers += 1
-            if starting:
-                self._start_worker(parker)
-            elif parker is not None:
-                parker.unpark(self)
-        # no more threads, or a signal, or a full stack: only assignments are certain to work now
-        except BaseException as error:
-            self._alarm = NEVER
-            if starting and parker is not None:
-                with self._lock:
-                    # if the worker has begun nevertheless, it ends uncounted
-                    parker.scheduler = None
-                    parked = parker in self._parked
-                    self._workers -= 1
-                if parked:
-                    parker.unpark(self)
-                if not self._workers:
-                    self._start_later(error)
-            if not starting or not isinstance(error, CANNOT_START):
-                raise
-
-    def _start_later(self, error: BaseException) -> None:
-        """Start a worker in a thread that no signal interrupts. End all calls if this fails."""
-        if not isinstance(error, CANNOT_START):
-            try:
-                self._call_soon(self._call_worker)
+        with self._lock:
+            if self._parked:
+                self._parked[-1].unpark(self)  # the worker removes its parker from the list
                 return
-            except Exception as again:
-                error = again
-        self.abort(f"no worker could be started: {error}")
+            if self._workers >= self.most_workers:
+                return
+            parker = self._new_parker()
+            self._workers += 1
+        try:
+            self._start_worker(parker)
+        except CANNOT_START as error:
+            with self._lock:
+                parker.scheduler = None  # if the worker has begun nevertheless, it ends
+                self._workers -= 1
+                self._alarm = NEVER  # so that the next call tries again
+            if not self._workers:
+                self.abort(f"no worker could be started: {error}")
 
     def _take(self, parker: Any) -> Batch | float | None:
         """Return the next step of a free worker.
 
         The step is a batch to run, the moment until which to park on `parker`, or None to end.
         """
-        if self._wakeups.left:
-            self._wakeups.wake_left()
         with self._lock:
-            if self._changing:
-                self._repair()
             found, more = self._look(parker, time.perf_counter())
         if self._scheduler.admitted:
             self._notify_admitted()
@@ -151,64 +129,45 @@ class Runtime(CallQueue):
         self._parked.append(parker)
         return deadline, False
 
-    def _finish(self, batch: Batch, outcomes: Outcomes, parker: Any = None) -> Batch | float | None:
+    def finish(self, batch: Batch, outcomes: Outcomes) -> None:
         """Free the worker of `batch`, then answer the callers.
 
-        So a caller that calls again at once finds the worker free. With `parker`, return the next
-        step of the worker (see `_take`).
+        So a caller that calls again at once finds the worker free.
         """
-        look: Look | None = None
-        ended: list[Request] = []
-        open_ended = ended
-        try:
-            with self._lock:
-                if self._changing:
-                    self._repair()
-                scheduler = self._scheduler
-                aborted = batch not in scheduler.running
-                if not aborted:
-                    ended, open_ended = settle(scheduler, outcomes)
-                    if ended:
-                        self._wakeups.add(batch, ended)
-                    now = time.perf_counter()
-                    # last: an exception that interrupts must not lose the callers
-                    scheduler.finished(batch, now)
-                    if parker is not None and not ended and self.observer is None:
-                        look = self._look(parker, now)
-            if scheduler.admitted:
-                self._notify_admitted()
-            if ended:
-                self._answer(batch, ended, open_ended)
-            elif not aborted:
-                self.recorder.ended(batch, 0)
-        except BaseException:
-            self._wakeups.leave(batch)
-            raise
-        if self.observer is not None and not aborted:
+        with self._lock:
+            scheduler = self._scheduler
+            if batch not in scheduler.running:  # the queue was reset
+                return
+            settled = settle(scheduler, outcomes)
+            wakers = take_wakers(settled.ended)
+            scheduler.finished(batch, time.perf_counter())
+            if self._alone is not None:
+                self._alone = 0 if batch.size > 1 or not scheduler.waiting else self._alone + 1
+                if self._alone == MANY_ALONE:
+                    self._tell_of_groups(batch, scheduler)
+        if scheduler.admitted:
+            self._notify_admitted()
+        self._answer(batch, wakers, settled)
+        if self.observer is not None:
             self.observer(batch, outcomes)
         if batch.attempts > 1:
             self._note_attempts(batch, outcomes)
-        if look is None:
-            return None if parker is None else self._take(parker)
-        found, more = look
-        if more:
-            self._call_worker()
-        return found
 
-    def _answer(self, batch: Batch, ended: list[Request], open_ended: list[Request]) -> None:
-        """Wake the callers whose requests have ended with `batch`. `open_ended`: see `settle`."""
+    def _answer(self, batch: Batch, wakers: list[Any], settled: Settled) -> None:
+        """Wake the callers whose requests have ended with `batch`."""
         try:
-            errors = 0
-            if open_ended:
-                errors = complete(open_ended, self.execution.collator.join, self.name)
+            errors = complete(settled.open_ended, self.execution.collator.join, self.name)
             self.recorder.ended(batch, errors)
-        except BaseException:
-            for request in ended:
-                lost = BatcherClosed(f"{self.name}: its results were lost to a failure")
-                request.error = lost if request.error is None else request.error
+            for request, start, outcomes in settled.parts:
+                request.on_part(start, outcomes)  # type: ignore[misc]  # `settle` has looked
+        except BaseException:  # else the result of a call in parts might be missing
+            for request in settled.open_ended:
+                request.error = request.error or self._lost_call("its answer was lost")
             raise
         finally:
-            self._wakeups.wake(batch)
+            wake_all(wakers)
+        if observer.meters:
+            observer.batch_ended(self.recorder.flush)
 
     def _note_attempts(self, batch: Batch, outcomes: Outcomes) -> None:
         """Log that the function ran in parts, because memory ran out or an item failed."""
@@ -225,79 +184,37 @@ class Runtime(CallQueue):
                 f"{batch.attempts} times in all, to find them",
             )
 
-    def join(self, scheduler: Scheduler, key: Hashable, rows: Live) -> Batch | None:
-        """Return calls of the group `key` that join live rows, or None if no call may join.
+    def _tell_of_groups(self, batch: Batch, scheduler: Scheduler) -> None:
+        """Log which argument keeps calls apart, if any does. The caller holds the lock."""
+        key: Any = batch.slices[0][0].group_key
+        others = {request.group_key for request in scheduler} - {key}
+        if not others:
+            return
+        self._alone = None
+        other: Any = others.pop()
+        names = getattr(key, "arguments", key).differ_from(getattr(other, "arguments", other))
+        logger.warning(
+            "%s has run %d batches of one item in a row while other calls waited: calls share a "
+            "batch if their extra arguments are equal, and these differ in %s. Put what differs "
+            "from call to call into the items",
+            *(self.name, MANY_ALONE, ", ".join(names) or "dtype, rank or device of a feature"),
+        )
 
-        `scheduler` handed out these rows. No call joins them once the queue was reset.
+    def join(self, scheduler: Scheduler, key: Hashable, room: Room) -> list[Batch]:
+        """Return rows of the group `key` that join live rows, each a batch of one item.
+
+        `scheduler` handed out the live rows. No call joins them once the queue was reset.
         """
-        if not scheduler.waiting:
-            return None
         with self._lock:
-            if self._changing:
-                self._repair()
             if scheduler is not self._scheduler:
-                return None
-            room = Room(scheduler.capacity, *rows)
-            batch = scheduler.join(key, room, time.perf_counter())
-            if batch is not None:
-                batch.begun = True
+                return []
+            batches = scheduler.join(key, room, time.perf_counter())
         if scheduler.admitted:
             self._notify_admitted()
-        if batch is not None and observer.probe is not None:
-            observer.probe.joined(self.name, batch)
-        return batch
-
-    def answer(self, batch: Batch, piece: Slice, part: Any) -> int:
-        """Answer a row of a run. Return the number of calls that have failed with the row."""
-        failed = 0
-        try:
-            with self._lock:
-                scheduler = self._scheduler
-                if batch not in scheduler.running:  # the queue was reset
-                    return 0
-                ended, open_ended = settle(scheduler, ([piece], [part], [1]))
-                self._wakeups.add(piece, ended)
-                scheduler.answer_early(batch, 1)
-            failed = complete(open_ended, self.execution.collator.join, self.name)
-            self._wakeups.wake(piece)
-        except BaseException:
-            self._wakeups.leave(piece)
-            raise
-        return failed
-
-    def leave(self, batch: Batch) -> None:
-        """Note that a row of a run leaves without an answer."""
-        with self._lock:
-            if batch in self._scheduler.running:
-                self._scheduler.answer_early(batch, 1)
-
-    def end(self, batch: Batch, errors: int, largest: tuple[int, int], outcomes: Outcomes) -> None:
-        """Note that all rows that joined a run together have ended.
-
-        `errors`: calls that have failed; `largest`: most rows that ran at once, and the length of
-        the longest of them.
-        """
-        with self._lock:
-            if self._changing:
-                self._repair()
-            scheduler = self._scheduler
-            if batch not in scheduler.running:
-                return
-            batch.fitted = False  # the rows of other batches ran beside its rows
-            scheduler.finished(batch, time.perf_counter())
-            scheduler.capacity.fitted(*largest)
-        if scheduler.admitted:
-            self._notify_admitted()
-        self.recorder.ended(batch, errors)
-        if self.observer is not None:
-            self.observer(batch, outcomes)
-
-    def too_big(self, rows: int, longest: int) -> None:
-        """Note that `rows` live rows, none longer than `longest`, ran out of memory."""
-        with self._lock:
-            self._scheduler.capacity.too_big(rows, longest)
-        self.recorder.memory_error()
-        self.notices.add("memory", f"{rows} rows ran out of memory, and run in smaller parts")
+        if observer.probe is not None:
+            for batch in batches:
+                observer.probe.joined(self.name, batch)
+        return batches
 
     @abstractmethod
     def _new_parker(self) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 from collections.abc import Callable
 from operator import itemgetter
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from .._core.scheduler import Request, Scheduler
 from .._execution.attempts import Outcomes
@@ -19,21 +19,38 @@ Join = Callable[[Request, list[Any]], Any]
 _POSITION = itemgetter(0)
 
 
-def settle(scheduler: Scheduler, outcomes: Outcomes) -> tuple[list[Request], list[Request]]:
-    """Add outcomes to their requests, under the lock.
+Part = tuple[Request, int, list[Any]]
+"""Items with outcomes of their own that have ended: see `Request.on_part`."""
 
-    Return the requests that have ended, and the requests among them that `complete` must see. A
-    request with several parts has no result yet. A failed request has the error of the function,
-    not a copy for its caller.
+
+class Settled(NamedTuple):
+    """What the end of a batch means for its calls."""
+
+    ended: list[Request]
+    open_ended: list[Request]
+    """Requests among `ended` that `complete` must see. One with several parts has no result yet; a
+    failed one has the error of the function, not a copy for its caller.
     """
+    parts: list[Part]
+
+
+def settle(scheduler: Scheduler, outcomes: Outcomes) -> Settled:
+    """Add outcomes to their requests, under the lock."""
     ended: list[Request] = []
     open_ended: list[Request] = []
+    separate: list[Part] = []
     slices, results, _ = outcomes
     # collators return one result for each slice
     for (request, start, stop), result in zip(slices, results):  # noqa: B905  each batch pays for it
         if request.waker is None or request.error is not None:
             continue  # its caller has gone, or another part of it failed
-        if issubclass(type(result), BaseException):  # `__class__` may be user code
+        failed = issubclass(type(result), BaseException)  # `__class__` may be user code
+        if request.on_part is not None:
+            separate.append((request, start, [result] * (stop - start) if failed else result))
+            request.answered += stop - start
+            if request.answered < request.size:
+                continue
+        elif failed:
             request.error = result
             scheduler.cancel(request)
             open_ended.append(request)
@@ -49,7 +66,15 @@ def settle(scheduler: Scheduler, outcomes: Outcomes) -> tuple[list[Request], lis
                 continue
             open_ended.append(request)
         ended.append(request)
-    return ended, open_ended
+    return Settled(ended, open_ended, separate)
+
+
+def take_wakers(ended: list[Request]) -> list[Any]:
+    """Take the wakers of requests, under the lock. No other thread can end these from now on."""
+    wakers = [request.waker for request in ended]
+    for request in ended:
+        request.waker = None
+    return wakers
 
 
 def complete(open_ended: list[Request], join: Join, name: str) -> int:

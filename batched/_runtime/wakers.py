@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Generator, Iterable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .._core.scheduler import Request
@@ -67,9 +67,8 @@ class Future(concurrent.futures.Future[U]):
     # class attributes in place of an `__init__`: most futures keep most of these values
     _shared: SharedError | None = None  # an error that several futures have
     _loop: object = None  # the loop that runs the batch: must not be blocked
-    # the request, and the runtime that is to answer it; None once it is answered
+    # the request, and the runtime that is to answer it; None before and after
     _call: tuple[Request, Any] | None = None
-    _notified = False  # whether `concurrent.futures.wait` has been notified of a cancellation
     _room: Lock | None = None  # wakes the submitting thread when the queue has room
     _wakers: Sequence[AsyncWaker] = ()  # wake the tasks that await this future
 
@@ -90,33 +89,43 @@ class Future(concurrent.futures.Future[U]):
             wake_all([self._room])
 
     def wake(self) -> None:
-        """Take the answer of the request. May be called again after an interruption."""
+        """Take the answer of the request, and wake all who wait for it."""
         self.notify_of_room()
-        if (call := self._call) is not None and not self._settled:
+        call = self._call
+        if call is not None and not self.done():
             self._take_answer(call[0])
-        self._call = None
+        self._call = None  # last: an exception that interrupts must not lose the answer
         if self._wakers:
             wake_all(self._wakers)
+
+    def fail(self, error: BaseException) -> None:
+        """End a call that was not accepted."""
+        self.set_exception(error)
+        self.wake()
 
     def _take_answer(self, request: Request) -> None:
         error, request.error = request.error, None
         try:  # done-callbacks run in here
-            if error is None and not self.cancelled():
+            if error is None:
                 self.set_result(request.result)
-            elif self.cancelled() or issubclass(type(error), concurrent.futures.CancelledError):
-                self._set_cancelled()
+            elif issubclass(type(error), concurrent.futures.CancelledError):
+                self._cancel()
             elif type(error) is SharedError:
                 self._shared = error
                 self.set_exception(error.restored())
             else:
                 self.set_exception(error)
         except BaseException:
-            if not self._settled:  # interrupted by a signal or a full stack; called again later
-                request.error = error
-                raise
             log_failure("a callback of a future raised")
         finally:
             del error  # its traceback may hold this frame
+
+    def _cancel(self) -> None:
+        try:
+            super().cancel()
+        finally:  # done-callbacks run in there
+            if self.cancelled():
+                self.set_running_or_notify_cancel()
 
     def new_waker(self, loop: object) -> AsyncWaker:
         """Return a waker for a task on `loop`, the running loop. It is woken with this future."""
@@ -134,18 +143,15 @@ class Future(concurrent.futures.Future[U]):
         if (call := self._call) is not None:
             request, runtime = call
             runtime.cancel(request)  # wakes this future
+        elif not self.done():  # still in preparation
+            self._cancel()
+            self.wake()
         return self.cancelled()
-
-    def count_wait(self, counts: bool) -> None:
-        """Start or stop counting the time that the item waits for `queue_timeout_ms`."""
-        if (call := self._call) is not None:
-            request, runtime = call
-            runtime.count_wait(request, counts)
 
     def running(self) -> bool:
         """Return whether a batch with the item is running."""
         call = self._call
-        return call is not None and call[0].dispatched > 0
+        return call is not None and call[0].dispatched > 0 and not self.done()
 
     def result(self, timeout: float | None = None) -> U:
         """Return the result, or raise the exception, once it is there."""
@@ -162,55 +168,35 @@ class Future(concurrent.futures.Future[U]):
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Return the exception, or None for a result, once either is there."""
-        with self.note_wait(timeout) or nullcontext():
-            error = super().exception(self._waited(timeout))
+        self.check_wait(timeout)
+        error = super().exception(self._waited(timeout))
         return error if self._shared is None else self._shared.restored()
 
     def __await__(self) -> Generator[Any, None, U]:
         return self._outcome().__await__()
 
     async def _outcome(self) -> U:
-        with self.note_wait(None) or nullcontext():
-            loop = current_loop()
-            try:
-                if not self.done():
-                    waker = self.new_waker(loop)
-                    interval = None if self._loop in (None, loop) else POLL_INTERVAL
-                    while not await wait(waker, interval):
-                        self.look_at_loop()
-            except BaseException:  # the awaiting task has given up
-                self.cancel()
-                raise
+        self.check_wait(None)
+        loop = current_loop()
+        try:
+            if not self.done():
+                waker = self.new_waker(loop)
+                interval = None if self._loop in (None, loop) else POLL_INTERVAL
+                while not await wait(waker, interval):
+                    self.look_at_loop()
+        except BaseException:  # the awaiting task has given up
+            self.cancel()
+            raise
         try:
             return self.result()
         finally:
             del self  # the traceback holds this frame
 
-    def note_wait(self, timeout: float | None) -> Any:
-        """Note a wait without a time limit. Raise RuntimeError if the wait would never end."""
+    def check_wait(self, timeout: float | None) -> None:
+        """Note a wait without a time limit. Raise RuntimeError if the wait might never end."""
         call = self._call
-        if timeout is not None or call is None or self.done():
-            return None
-        request, runtime = call
-        return runtime.note_wait(request, is_over=self.done)
-
-    def renew_lock(self) -> None:
-        """Replace the lock in a forked process, where the thread that held it does not exist."""
-        self._condition = threading.Condition()
-
-    @property
-    def _settled(self) -> bool:
-        """Whether every waiting thread has been notified."""
-        state = self._state
-        return state == "FINISHED" or (state.startswith("CANCELLED") and self._notified)
-
-    def _set_cancelled(self) -> None:
-        try:
-            super().cancel()
-        finally:  # done-callbacks run in there
-            if self.cancelled() and not self._notified:
-                self._notified = True
-                self.set_running_or_notify_cancel()
+        if timeout is None and call is not None and not self.done():
+            call[1].check_wait()
 
     def _waited(self, timeout: float | None) -> float | None:
         """Wait for the loop that answers, while it exists. Return the time left of `timeout`."""

@@ -230,7 +230,9 @@ class Step:
                 batch_size=REFILLS * policy.batch_size,
                 max_batch_tokens=None if tokens is None else REFILLS * tokens,
             )
-        options = replace(options, policy=policy, steps=None, isolate_errors=self.isolate_errors)
+        options = replace(
+            options, policy=policy, steps=None, dedupe=False, isolate_errors=self.isolate_errors
+        )
         if isinstance(self.fn, BatchedCallable):
             function = replace(parts_of(self.fn).function, options=options)
         else:

@@ -55,16 +55,15 @@ class Caller:
             self.faults.plan[rng.choice(call.items)] = rng.choice(self.subject.kinds)
         return call
 
-    def called(self, call: Call, way: Callable[..., Any]) -> Any:
+    def called(self, call: Call, way: Callable[..., Any], *, submits: bool = False) -> Any:
         """Return the result of `call`, called by `way`."""
-        argument = self.subject.argument(call)
+        subject = self.subject
+        arguments = (subject.argument(call),) if submits else subject.arguments(call)
         if type(call.tag) is int and call.tag == 0:
-            return way(argument)
-        return (
-            way(argument, tag=call.tag)
-            if call.number % 2 or self.subject.spread
-            else way(argument, call.tag)
-        )
+            return way(*arguments)
+        if call.number % 2 or subject.spread:
+            return way(*arguments, tag=call.tag)
+        return way(*arguments, call.tag)
 
     def answered(self, call: Call, answer: Any) -> None:
         self.refused = 0
@@ -82,7 +81,7 @@ class Caller:
     def submit(self, call: Call) -> Any:
         """Return the future of `call`; None if the call was not accepted."""
         try:
-            future = self.called(call, self.subject.fn.submit)
+            future = self.called(call, self.subject.fn.submit, submits=True)
         except BaseException as error:
             self.failed(call, error)
             return None

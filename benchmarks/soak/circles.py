@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import random
+import threading
 from typing import Any
 
 import anyio
@@ -15,8 +16,8 @@ from soak.episodes import Crowd, bounded, until, workers
 from soak.faults import CIRCLE, Faults
 from soak.tasks import LOOPS
 
-Answer = tuple[int, bool]
-"""Number of the call, and whether a call on the way was refused as a circle."""
+Item = tuple[int, int]
+"""Number of the call, and number of further functions that it goes through."""
 
 
 class Ring:
@@ -24,75 +25,65 @@ class Ring:
 
     def __init__(self, rng: random.Random, name: str, *, coroutines: bool) -> None:
         self.books = Books(Faults())
-        # callers call all functions, not only the first: two may wait for each other by chance
-        self.mixed = rng.random() < 0.5
+        # whether the function at a place was refused by the next one, by thread of its event loop
+        self.refused: dict[tuple[object, int], set[bool]] = {}
         self.functions: list[Any] = []
-        self.alone = True  # whether each function has one worker
         for place in range(rng.choice([1, 2, 2, 3])):
             settings: dict[str, Any] = {
                 "batch_size": rng.choice([1, 2, 8]),
                 "max_concurrent_batches": rng.choice([1, 1, 2]),
-                "prefetch": 0 if coroutines else rng.choice([0, 0, 1]),
                 "name": f"{name}-{place}",
             }
-            decorate: Any = (
-                batched.aio.dynamically(**settings)
-                if coroutines
-                else batched.dynamically(**settings)
-            )
-            self.alone = self.alone and settings["max_concurrent_batches"] == 1
-            self.functions.append(
-                decorate(functools.partial(self._awaiting if coroutines else self._blocking, place))
-            )
+            library: Any = batched.aio if coroutines else batched
+            body = self._awaiting if coroutines else self._blocking
+            self.functions.append(library.dynamically(**settings)(functools.partial(body, place)))
 
     def next(self, place: int) -> Any:
         return self.functions[(place + 1) % len(self.functions)]
 
-    def _blocking(self, place: int, items: list[tuple[int, int]]) -> list[Answer]:
-        answers: list[Answer] = []
+    def _blocking(self, place: int, items: list[Item]) -> list[int]:
         for number, way in items:
-            try:
-                answers.append(self.next(place)((number, way - 1)) if way else (number, False))
-            except RuntimeError as error:
-                answers.append(self._refused(number, error))
-        return answers
+            if way:
+                try:
+                    self.next(place)((number, way - 1))
+                except RuntimeError as error:
+                    self._note(None, place, error)
+                else:
+                    self._note(None, place)
+        return [number for number, _ in items]
 
-    async def _awaiting(self, place: int, items: list[tuple[int, int]]) -> list[Answer]:
-        answers: list[Answer] = []
+    async def _awaiting(self, place: int, items: list[Item]) -> list[int]:
+        loop = threading.current_thread()  # each loop has queues of its own, with an order
         for number, way in items:
-            try:
-                answers.append(
-                    await self.next(place)((number, way - 1)) if way else (number, False)
-                )
-            except RuntimeError as error:
-                answers.append(self._refused(number, error))
-        return answers
+            if way:
+                try:
+                    await self.next(place)((number, way - 1))
+                except RuntimeError as error:
+                    self._note(loop, place, error)
+                else:
+                    self._note(loop, place)
+        return [number for number, _ in items]
 
-    def _refused(self, number: int, error: RuntimeError) -> Answer:
-        if type(error) is RuntimeError:
+    def _note(self, loop: object, place: int, error: RuntimeError | None = None) -> None:
+        self.refused.setdefault((loop, place), set()).add(error is not None)
+        if error is not None:
             self.books.faults.injected.append(CIRCLE)
-        else:
-            self.books.blame("wrong", f"a function in a circle got {error!r}")
-        return number, True
+            if type(error) is not RuntimeError:
+                self.books.blame("wrong", f"a function in a circle got {error!r}")
 
-    def check(self, call: Any, way: int, answer: object) -> None:
-        """Enter `answer` of a call through `way` functions.
-
-        A call that comes back to a waiting batcher without a free worker must be refused.
-        """
-        round_trip = way >= len(self.functions)
-        # no circle refuses the call
-        right = answer == (call.number, True) and (round_trip or self.mixed or not self.alone)
-        right = right or (answer == (call.number, False) and not (round_trip and self.alone))
-        self.books.answered(call, right, answer)
+    def check(self) -> None:
+        """Check that functions have an order: a wait is always refused or never."""
+        for loop in {loop for loop, _ in self.refused}:
+            answers = [self.refused.get((loop, each)) for each in range(len(self.functions))]
+            if {True, False} in answers or answers == [{False}] * len(answers):
+                self.books.blame("wrong", f"refusals of functions in a circle: {answers}")
 
     def calls(self, rng: random.Random, count: int) -> list[tuple[Any, Any, int]]:
         """Return calls, each with its function and the number of functions that it goes through."""
-        places = len(self.functions) if self.mixed else 1
         return [
             (
                 self.books.begin(),
-                rng.choice(self.functions[:places]),
+                rng.choice(self.functions),
                 rng.randint(0, len(self.functions) + 2),
             )
             for _ in range(count)
@@ -122,6 +113,7 @@ def circles(rng: random.Random, name: str, calls: int) -> Report:
         lambda: not any(workers(f"{name}-{place}") for place in range(len(ring.functions)))
     ):
         ring.books.blame("hung", f"threads of {ring.functions}")
+    ring.check()
     report = ring.books.close(None, list(ring.books.open.values()) if hung else [])
     waiting = [fn.stats for fn in ring.functions if fn.stats.queue_size or fn.stats.in_flight]
     if waiting and not hung:
@@ -131,14 +123,16 @@ def circles(rng: random.Random, name: str, calls: int) -> Report:
 
 def _block(ring: Ring, todo: list[tuple[Any, Any, int]]) -> None:
     for burst in itertools.groupby(todo, key=lambda each: each[0].number // 4):
-        pending = [(call, way, fn.submit((call.number, way))) for call, fn, way in burst[1]]
-        for call, way, future in pending:
-            ring.check(call, way, future.result())
+        pending = [(call, fn.submit((call.number, way))) for call, fn, way in burst[1]]
+        for call, future in pending:
+            answer = future.result()
+            ring.books.answered(call, answer == call.number, answer)
 
 
 async def _await_all(ring: Ring, todo: list[tuple[Any, Any, int]]) -> None:
     async def one(call: Any, fn: Any, way: int) -> None:
-        ring.check(call, way, await fn((call.number, way)))
+        answer = await fn((call.number, way))
+        ring.books.answered(call, answer == call.number, answer)
 
     async with anyio.create_task_group() as group:
         for each in todo:

@@ -1,8 +1,7 @@
-"""Episodes with cancelled calls in the queue, collected owners, and interrupts."""
+"""Episodes with collected owners and with interrupts."""
 
 from __future__ import annotations
 
-import concurrent.futures
 import functools
 import gc
 import random
@@ -12,109 +11,11 @@ import weakref
 from types import FrameType
 from typing import Any
 
-import anyio
-
 import batched
-from soak.books import Call, Report
-from soak.callers import BOUND, Caller, ThreadCaller
+from soak.books import Report
+from soak.callers import BOUND, ThreadCaller
 from soak.episodes import Crowd, bounded, concluded, until, workers
-from soak.subject import KINDS, Subject
-from soak.tasks import LOOPS
-
-
-# as every episode
-def cancelled_while_held(rng: random.Random, name: str, calls: int) -> Report:
-    """Cancel calls in the queue. None of them may run, and all remaining calls must."""
-    subject = Subject(
-        rng,
-        name,
-        kind=rng.choice(KINDS),
-        limited=False,
-        max_concurrent_batches=1,
-        flush="eager",
-        prefetch=0,
-    )
-    caller = _Held(subject, rng)
-    if subject.coroutine or rng.random() < 0.5:
-        bounded(
-            subject.books,
-            str(subject),
-            functools.partial(anyio.run, caller.run_tasks, **LOOPS[rng.choice(list(LOOPS))]),
-        )
-    else:
-        bounded(subject.books, str(subject), caller.run_threads)
-    return concluded(subject)
-
-
-class _Held(Caller):
-    """Make calls wait behind a held batch, and cancel some of them."""
-
-    def __init__(self, subject: Subject, rng: random.Random) -> None:
-        super().__init__(subject, rng, 0.0)
-        self.first = self.books.begin(length=1)
-        subject.held.add(self.first.items.start)
-
-    def run_threads(self) -> None:
-        busy = self.submit(self.first)
-        self._check(self.subject.entered.wait(BOUND), "the first batch did not begin")
-        pending = [
-            (call, self.submit(call))
-            for call in [self.new(tagged=False) for _ in range(self.rng.randint(1, 100))]
-        ]
-        kept = []
-        for call, future in pending:
-            if self.rng.random() < 0.5:
-                self.faults.injected.append("cancelled future that waited")
-                self._check(self.cancel(call, future), f"{call} waits and cannot be cancelled")
-            else:
-                kept.append((call, future))
-        self._check(
-            self.subject.fn.stats.queue_size == sum(call.size for call, _ in kept),
-            "what was cancelled still waits",
-        )
-        self.subject.gate.set()
-        for call, future in [(self.first, busy), *kept]:
-            concurrent.futures.wait([future], BOUND)
-            self.enter(call, future)
-
-    async def run_tasks(self) -> None:
-        async with anyio.create_task_group() as group:
-            group.start_soon(self._await, self.first, anyio.CancelScope())
-            while not self.subject.entered.is_set():  # noqa: ASYNC110  # set by any thread
-                await anyio.sleep(0.0005)
-            scopes: list[tuple[Call, anyio.CancelScope]] = []
-            for _ in range(self.rng.randint(1, 100)):
-                scopes.append((self.new(tagged=False), anyio.CancelScope()))
-                group.start_soon(self._await, *scopes[-1])
-            waiting = sum(call.size for call, _ in scopes)
-            while self.subject.fn.stats.queue_size < waiting:  # noqa: ASYNC110  # no event tells
-                await anyio.sleep(0.0005)
-            for call, scope in scopes:
-                if self.rng.random() < 0.5:
-                    self.faults.injected.append("cancelled task that waited")
-                    self.books.gone += call.items
-                    waiting -= call.size
-                    scope.cancel()
-            while self.subject.fn.stats.queue_size > waiting:  # noqa: ASYNC110  # no event tells
-                await anyio.sleep(0.0005)
-            self.subject.gate.set()
-
-    async def _await(self, call: Call, scope: anyio.CancelScope) -> None:
-        fn = self.subject.fn
-        with scope:
-            try:
-                answer = await self.called(call, fn.acall if self.subject.kind == "threads" else fn)
-            except anyio.get_cancelled_exc_class():
-                self.books.abandoned(call)
-                raise
-            except BaseException as error:
-                self.failed(call, error)
-            else:
-                self.answered(call, answer)
-
-    def _check(self, holds: bool, otherwise: str) -> None:
-        if not holds:
-            self.books.blame("wrong", f"{otherwise}: {self.subject}")
+from soak.subject import Subject
 
 
 # as every episode
@@ -123,7 +24,7 @@ def owners_go(rng: random.Random, name: str, calls: int) -> Report:
 
     The calls get their answers, and then threads and instances go.
     """
-    subject = Subject(rng, name, kind="threads", features=False)
+    subject = Subject(rng, name, kind="threads", features=False, unpack=False)
     compute = subject.fn.__wrapped__
     settings = {**subject.settings, "max_concurrent_batches": 1}
 
@@ -209,7 +110,7 @@ def interrupts(rng: random.Random, name: str, calls: int) -> Report:
             try:
                 armed = True
                 try:
-                    answer = caller.called(call, way)
+                    answer = caller.called(call, way, submits=submits)
                 finally:
                     armed = False
             except Interrupted:

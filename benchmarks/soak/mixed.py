@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from soak.books import Report
 from soak.circles import circles
-from soak.disasters import cancelled_while_held, interrupts, owners_go
+from soak.disasters import interrupts, owners_go
 from soak.episodes import ordinary, seeded
 from soak.faults import (
     BATCH_KINDS,
@@ -31,7 +31,6 @@ Episode = Callable[[random.Random, str, int], Report]
 
 EPISODES: dict[Episode, int] = {
     ordinary: 60,
-    cancelled_while_held: 8,
     loops_end: 14,
     owners_go: 5,
     interrupts: 5,
@@ -55,8 +54,6 @@ KINDS = [
     "source of map raised",
     "timeout of a caller",
     "cancelled tasks",
-    "cancelled future that waited",
-    "cancelled task that waited",
     "shutdown",
     "shutdown and wait",
     "shutdown and cancel",

@@ -10,10 +10,9 @@ import random
 import signal
 import subprocess
 import sys
-from typing import Any
 
-from batched.errors import BatcherClosed, QueueTimeout
-from soak.books import Call, Report
+from batched.errors import QueueTimeout
+from soak.books import Report
 from soak.callers import BOUND, Caller, ThreadCaller
 from soak.episodes import Crowd, concluded, until
 from soak.subject import Subject
@@ -23,7 +22,7 @@ CHILD_BOUND = 10.0
 
 
 def forks(rng: random.Random, name: str, calls: int) -> Report:  # as every episode
-    """Fork while threads call. The child ends inherited calls and serves; the parent goes on."""
+    """Fork while threads call. The child begins anew and serves; the parent goes on."""
     # a child would wait for ever for the parent's thread
     faulthandler.cancel_dump_traceback_later()
     subject = Subject(rng, name)
@@ -39,7 +38,7 @@ def forks(rng: random.Random, name: str, calls: int) -> Report:  # as every epis
             pending = caller.submit_all(rng.randint(0, 30))
         pid = os.fork()
         if not pid:
-            _child(caller, pending)
+            _child(caller)
         caller.faults.injected.append("fork")
         _wait_for_child(caller, pid)
         caller._collect(pending)
@@ -47,25 +46,20 @@ def forks(rng: random.Random, name: str, calls: int) -> Report:  # as every epis
     return concluded(subject)
 
 
-def _child(caller: Caller, inherited: list[tuple[Call, Any]]) -> None:
+def _child(caller: Caller) -> None:
     """Check calls in the child, without locks of the parent's threads. End the process."""
     faulthandler.dump_traceback_later(CHILD_BOUND / 2, exit=True)
     subject, code = caller.subject, 10
     try:
-        for call, future in inherited:
-            error = future.exception(CHILD_BOUND)
-            if error and not (
-                isinstance(error, (BatcherClosed, QueueTimeout))
-                or caller.faults.expected(call.items, error)
-            ):
-                os._exit(11)
         for _ in range(3):
             call = caller.books.begin(tag=1, length=2)
             try:
                 if call.number % 2 or subject.coroutine:
                     answer = asyncio.run(caller.called(call, subject.fn.acall))
                 else:
-                    answer = caller.called(call, subject.fn.submit).result(CHILD_BOUND)
+                    answer = caller.called(call, subject.fn.submit, submits=True).result(
+                        CHILD_BOUND
+                    )
             except QueueTimeout:
                 if not subject.books.queue_timeout < 1:
                     os._exit(13)
@@ -123,7 +117,6 @@ def exits(rng: random.Random, name: str, calls: int) -> Report:  # as every epis
         "flush": rng.choice(["eager", "window"]),
         "timeout_ms": rng.choice([0.0, 1e9]),
         "max_concurrent_batches": rng.choice([1, 3]),
-        "prefetch": rng.choice([0, 0, 1]),
     }
     what = f"exit with {count} calls of {settings}"
     report.faults["interpreter exit"] += 1

@@ -50,9 +50,10 @@ class Subject:
         self.name = name
         self.kind = kind or rng.choice(KINDS)
         self.features = rng.random() < 0.3 if features is None else features
-        self.spread = False  # whether features are passed by keyword
+        self.spread = False  # whether features are passed by keyword, or parts of items apart
         self.coroutine = self.kind == "aio-coroutine"
         self.settings = {**self._drawn(rng, limited), **fixed}
+        self.unpack = self.settings.get("unpack", False)
         splits = self.settings.get("on_oom", "split" if self.features else "raise") == "split"
         memory = rng.choice([1, 2, 5]) if rng.random() < 0.05 else 1 << 30
         self.faults = Faults(
@@ -65,10 +66,9 @@ class Subject:
         self.delay = rng.choice([0.0, 0.0, 0.0005, 0.003])  # time of some batches (s)
         self.gate = threading.Event()  # a batch with an item of `held` waits for it
         self.held: set[int] = set()
-        self.entered = threading.Event()  # set by a batch that waits at the gate
         self.over = False  # whether the batcher stays closed
         if self.settings.pop("length", None):
-            self.settings["length"] = self._row_length if self.features else self.faults.length
+            self.settings["length"] = self._row_length
             self.kinds = [*BATCH_KINDS, LENGTH]
         else:
             self.kinds = [*BATCH_KINDS]
@@ -91,7 +91,17 @@ class Subject:
         if self.features:
             numbers = numpy.arange(call.items.start, call.items.stop)
             return {"number": numbers, "tokens": numbers[:, None] + numpy.arange(call.length)}
-        return list(call.items) if call.listed else call.items.start
+        items: list[Any] = [(item, -item) if self.unpack else item for item in call.items]
+        return items * self._times(call) if call.listed else items[0]
+
+    def arguments(self, call: Call) -> tuple[Any, ...]:
+        """Return the positional arguments of a call, with the parts of one item apart."""
+        argument = self.argument(call)
+        return argument if type(argument) is tuple else (argument,)
+
+    def _times(self, call: Call) -> int:
+        """Return how often each item is in the list of a call; a copied tag would not compare."""
+        return 2 if self.settings.get("dedupe") and type(call.tag) is int else 1
 
     def is_right(self, call: Call, answer: Any) -> bool:
         """Return whether `answer` is the result of `call`."""
@@ -106,14 +116,11 @@ class Subject:
                 and answer["tag"].tolist() == [tag] * call.size
             )
         rows = answer if call.listed else [answer]
-        return len(rows) == call.size and all(
+        wanted = [*call.items] * (self._times(call) if call.listed else 1)
+        return len(rows) == len(wanted) and all(
             type(row) is tuple and row[:2] == (item, item * 3 + 1) and row[2] is call.tag
-            for row, item in zip(rows, call.items, strict=True)
+            for row, item in zip(rows, wanted, strict=True)
         )
-
-    def is_here(self, item: int) -> bool:
-        """Return whether `item` has been computed, or is being computed."""
-        return item in self.faults.ran
 
     def _decorated(self) -> Any:
         if self.features:
@@ -128,11 +135,10 @@ class Subject:
             numbers = self._numbers(items)
             self.faults.enter(numbers)
             if self.faults.plan and any(self.faults.plan.get(item) == ITSELF for item in numbers):
-                self._expect_refusal(functools.partial(self.fn, items))
+                self._expect_refusal(functools.partial(self.fn, self._again(items)))
             if numbers[0] % 7 == 0:
                 idle(self.delay)
             if not self.held.isdisjoint(numbers):
-                self.entered.set()
                 self.gate.wait()
             return compute(items, numbers, tag)
 
@@ -141,7 +147,7 @@ class Subject:
             self.faults.enter(numbers)
             if self.faults.plan and any(self.faults.plan.get(item) == ITSELF for item in numbers):
                 try:
-                    await self.fn(items)
+                    await self.fn(self._again(items))
                 except BaseException as error:
                     self._note_refusal(error)
                 else:
@@ -149,7 +155,6 @@ class Subject:
             if numbers[0] % 7 == 0:
                 await (anyio.sleep(self.delay) if self.delay else anyio.lowlevel.checkpoint())
             if not self.held.isdisjoint(numbers):
-                self.entered.set()
                 while not self.gate.is_set():  # noqa: ASYNC110  # set by any thread
                     await anyio.sleep(0.001)
             return compute(items, numbers, tag)
@@ -160,6 +165,19 @@ class Subject:
         async def spread_coroutine(number: Any, tokens: Any, tag: Any = 0) -> Any:
             return await coroutine({"number": number, "tokens": tokens}, tag)
 
+        def parts(items: list[int], opposite: list[int], tag: Any = 0) -> Any:
+            assert opposite == [-item for item in items]
+            return plain(items, tag)
+
+        async def parts_coroutine(items: list[int], opposite: list[int], tag: Any = 0) -> Any:
+            assert opposite == [-item for item in items]
+            return await coroutine(items, tag)
+
+        if self.unpack:
+            self.spread = True
+            return decorate(name=self.name, **self.settings)(
+                parts_coroutine if self.coroutine else parts
+            )
         if self.settings.get("spread_kwargs"):
             self.spread = True
             return decorate(name=self.name, **self.settings)(
@@ -170,6 +188,9 @@ class Subject:
     def _numbers(self, items: Any) -> list[int]:
         numbers: list[int] = items["number"].tolist() if self.features else items
         return numbers
+
+    def _again(self, items: Any) -> Any:
+        return [(item, -item) for item in items] if self.unpack else items
 
     def _items(self, _: Any, numbers: list[int], tag: Any) -> Any:
         return self.faults.leave(
@@ -194,8 +215,9 @@ class Subject:
         if not isinstance(error, RuntimeError):
             self.books.blame("wrong", f"a function that called itself got {error!r}")
 
-    def _row_length(self, row: dict[str, Any]) -> int:
-        return self.faults.length(int(row["number"]))
+    def _row_length(self, row: Any) -> int:
+        number = row["number"] if self.features else row[0] if self.unpack else row
+        return self.faults.length(int(number))
 
     def _hook(self, record: BatchRecord) -> None:
         assert self.books.observed is not None
@@ -221,7 +243,7 @@ class Subject:
         thread = threading.current_thread().name
         on_worker = thread.startswith(f"batched-{self.name}-") and not thread.endswith("-callbacks")
         try:
-            answer = fn(self.argument(call))
+            answer = fn(*self.arguments(call))
         except BaseException as error:
             if on_worker and type(error) is RuntimeError:
                 self.faults.injected.append(BLOCKING)
@@ -243,8 +265,6 @@ class Subject:
         }
         if rng.random() < 0.3:
             drawn["on_oom"] = rng.choice(["split", "raise"])
-        if not self.coroutine and rng.random() < 0.25:
-            drawn["prefetch"] = rng.choice([1, 2])
         if drawn["length"] and rng.random() < 0.3:
             drawn["max_batch_tokens"] = rng.choice([1, 100, 1000])
         if self.features:
@@ -252,6 +272,9 @@ class Subject:
             drawn["padding_side"] = rng.choice(["right", "left"])
             drawn["spread_kwargs"] = rng.random() < 0.3
             drawn["unpad"] = rng.choice(["auto", {"tokens": {1: "tokens"}}])
+        else:
+            drawn["dedupe"] = rng.random() < 0.2
+            drawn["unpack"] = rng.random() < 0.2
         if limited and rng.random() < 0.2:
             drawn["max_queue_size"] = rng.choice([1, 4, 50])
             drawn["on_full"] = rng.choice(["wait", "raise"])

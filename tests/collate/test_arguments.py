@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-import inspect
 import math
-import weakref
 from collections import Counter, namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +15,7 @@ from uuid import UUID
 import numpy
 import pytest
 
-from batched._collate.arguments import CACHE_LIMIT, Arguments, Binder
+from batched._collate.arguments import Arguments, Binder
 
 
 def embed(
@@ -171,24 +168,6 @@ def test_methods_of_one_object_share_a_batch() -> None:
     assert not same(one.method, one.__repr__)
 
 
-def test_an_object_in_the_place_of_one_that_is_gone_is_another_object() -> None:
-    keys = [
-        frozenset(bound(Config())) for _ in range(50)
-    ]  # many of them in the same place in memory
-    assert len({id(key) for key in keys}) == len(set(keys)) == 50
-
-
-def test_keys_keep_no_object_alive() -> None:
-    config = Config()
-    gone = weakref.ref(config)
-    key = frozenset(bound([config]))
-    assert key == frozenset(bound([config]))
-    del config
-    gc.collect()
-    assert gone() is None
-    assert key == key  # of one that is gone
-
-
 # ---------------------------------------------------------------- binding
 
 
@@ -206,20 +185,6 @@ def test_an_argument_left_out_equals_its_default(
 ) -> None:
     assert bound(*args, **kwargs) == bound()
     assert hash(bound(*args, **kwargs)) == hash(bound())
-
-
-def test_a_default_that_the_function_may_change_equals_no_argument() -> None:
-    def generate(  # as users write them
-        prompts: list[str],
-        stop: list[str] = ["\n"],  # noqa: B006  the test is about lists as defaults
-        bias: dict[str, float] = {},  # noqa: B006  and dicts
-    ) -> list[str]:
-        return prompts
-
-    binder = Binder(generate, "generate", leading=1)
-    assert binder.bind((["\n"],), {"bias": {}}) != binder.bind((), {})
-    assert binder.bind((["\n"],), {}) == binder.bind((["\n"],), {})
-    assert binder.bind((), {}) == binder.bind((), {})
 
 
 def test_position_and_order_of_arguments_do_not_matter() -> None:
@@ -271,33 +236,6 @@ def test_a_function_without_named_parameters_is_bound_by_position(func: Callable
     if func is dict:
         assert binder.bind((), {"a": 1}) == binder.bind((), {"a": 1})
         assert binder.bind((), {"a": 1}) != binder.bind((), {"a": True})
-
-
-def test_the_signature_is_read_once_for_all_calls_of_one_shape(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    bindings: list[object] = []
-    bind = inspect.Signature.bind
-
-    def counted(*args: Any, **kwargs: Any) -> inspect.BoundArguments:
-        bindings.append(args)
-        return bind(*args, **kwargs)
-
-    monkeypatch.setattr(inspect.Signature, "bind", counted)
-    binder = Binder(embed, "embed", leading=1)
-    bindings.clear()
-    for number in range(10):
-        binder.bind((str(number),), {"scale": number, "option": number})
-    assert len(bindings) == 1
-
-
-def test_the_number_of_kept_shapes_is_limited() -> None:
-    binder = Binder(embed, "embed", leading=1)
-    for number in range(2 * CACHE_LIMIT):
-        name = f"option{number}"
-        assert binder.bind((), {name: 1}) == binder.bind((), {name: 1})
-        assert binder.bind((), {name: 1}) != binder.bind((), {})
-    assert len(binder._places) == CACHE_LIMIT
 
 
 @pytest.mark.parametrize(

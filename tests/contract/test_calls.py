@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 from typing import Any
 
 import pytest
 
-from stage import Stage
+import batched
+from stage import BOUND, Stage
 
 pytestmark = pytest.mark.anyio
 
@@ -152,3 +156,26 @@ async def test_other_settings_make_another_batcher_of_the_same_function(stage: S
         fn.with_options(batch_size=0)
     await other.aclose()
     assert await stage.call("open") == ("done", "open")
+
+
+def test_threads_that_race_for_the_first_access_to_a_method_find_one_batcher() -> None:
+    class Owner:
+        @batched.dynamically
+        def method(self, items: list[int]) -> list[int]:
+            return items
+
+    barrier = Barrier(4)
+
+    def race(owner: Owner) -> int:
+        barrier.wait(BOUND)
+        return owner.method(1)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            for owner in [Owner() for _ in range(50)]:
+                assert [*pool.map(race, [owner] * 4)] == [1] * 4
+                assert owner.method.stats.calls == 4
+    finally:
+        sys.setswitchinterval(interval)

@@ -43,6 +43,26 @@ async def test_a_timeout_of_the_caller_cancels_its_call(stage: Stage) -> None:
     assert stage.batches == [["busy"]]
 
 
+async def test_cancelling_one_call_of_a_running_batch_leaves_the_rest_untouched(
+    stage: Stage,
+) -> None:
+    stage.decorate(gated=True)
+    async with stage.callers() as callers:
+        await callers.call("busy")
+        await stage.running(1)
+        async with anyio.create_task_group() as group:
+            await callers.call(1)
+            group.start_soon(stage.call, 2)
+            await stage.queued(2)
+            await callers.call(3)
+            stage.let_through()
+            await stage.running(2)
+            group.cancel_scope.cancel()
+        stage.let_through()
+    assert stage.batches == [["busy"], [1, 2, 3]]
+    assert [callers.answers[number] for number in (1, 2)] == [("done", 1), ("done", 3)]
+
+
 async def test_a_cancelled_future_is_never_computed(stage: Stage) -> None:
     stage.skip_if_connected("a client does not know whether a call that was sent runs")
     fn = stage.decorate(gated=True)

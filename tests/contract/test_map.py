@@ -129,27 +129,6 @@ async def test_a_result_that_is_late_is_a_timeout(stage: Stage) -> None:
     assert stage.fn.stats.queue_size == 0
 
 
-async def test_items_sent_ahead_do_not_expire_behind_those_before_them(stage: Stage) -> None:
-    stage.skip_if_connected("the process does not know which calls `map` makes ahead")
-    fn = stage.decorate(gated=True, batch_size=2, flush="eager", queue_timeout_ms=300)
-    results: list[Any] = []
-
-    async def consume() -> None:
-        results.extend(await collect(stage, range(8), buffersize=6))
-
-    with anyio.fail_after(BOUND):
-        async with anyio.create_task_group() as group:
-            group.start_soon(consume)
-            await stage.running(1)
-            await stage.until(lambda: fn.stats.queue_size >= 4)
-            late = fn.submit("late")  # after all of them
-            await stage.until(late.done)
-            assert isinstance(late.exception(), QueueTimeout)
-            stage.let_through(100)
-    assert results == [("done", i) for i in range(8)]
-    assert fn.stats.timed_out == 1
-
-
 async def test_an_item_that_waits_too_long_expires_in_its_place(
     stage: Stage,
 ) -> None:

@@ -75,7 +75,7 @@ async def test_a_record_tells_of_failures(stage: Stage) -> None:
         (3, "partial", 2, "ValueError"),
         (1, "failed", 1, "KeyError"),
     ]
-    assert [record.attempts for record in records] == [1, 5, 1]
+    assert [record.attempts for record in records] == [1, 3, 1]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from batched._core.capacity import PATIENCE, Capacity
+from batched._core.capacity import PATIENCE, Capacity, Room
+from batched._core.policy import BatchPolicy
+from batched._core.scheduler import Request, Scheduler
 
 Memory = Callable[[int, int], bool]  # whether (items, longest length) fit
 
@@ -224,3 +226,19 @@ def test_short_items_keep_large_batches_and_errors_are_rare_if_memory_depends_on
     for longest in range(5, 121):
         assert capacity.max_items(longest) >= 0.7 * min(64, most // longest)
     assert len(errors) <= 20_000 / PATIENCE + 20
+
+
+def test_calls_join_live_rows_as_far_as_both_fit() -> None:
+    busy = Scheduler(BatchPolicy(batch_size=8, max_batch_tokens=60, max_concurrent_batches=9))
+    rows = [Request([0], 1, "rows", lengths=[length]) for length in (10, 10, 10, 30)]
+    other = Request([0], 1, "other", lengths=[10])
+    for request in (*rows, other):
+        busy.submit(request, 0.0)
+    joined = busy.join("rows", Room(busy.capacity, 3, 10, 2), 0.0)
+    slices = [piece for batch in joined for piece in batch.slices]
+    assert [request for request, _, _ in slices] == rows[:2], "two at once are allowed"
+    assert busy.join("rows", Room(busy.capacity, 6, 10, 9), 0.0) == [], "no row more fits"
+    assert busy.join("other", Room(busy.capacity, 1, 10, 9), 0.0) == [], "it is not its turn"
+    assert busy.capacity.batch_size == 8
+    busy.cancel(rows[2])
+    assert busy.join("rows", Room(busy.capacity, 1, 10, 9), 0.0)

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 
 from batched._core.linger import (
-    AT_ONCE,
     NEVER,
     RECENT,
     WAIT_WEIGHT,
@@ -25,13 +24,15 @@ from batched._core.scheduler import Batch, Request, Scheduler
 
 def test_each_setting_selects_its_rule() -> None:
     assert isinstance(flush_rule(BatchPolicy()), Hindsight)
+    assert isinstance(flush_rule(BatchPolicy(timeout_ms=1e9)), Hindsight)
     assert type(flush_rule(BatchPolicy(timeout_ms=0))) is Eager, "nobody is to be held"
     eager = flush_rule(BatchPolicy(flush="eager", timeout_ms=1000))
     assert type(eager) is Eager
-    assert eager.leaves_at(5.0, 0.0) == AT_ONCE
+    assert not eager.holds
     window = flush_rule(BatchPolicy(flush="window", timeout_ms=250))
     assert isinstance(window, Window)
-    assert window.leaves_at(10.0, 0.0) == 10.25
+    assert (window.since(10.0, 11.0), window.linger) == (10.0, 0.25)
+    assert flush_rule(BatchPolicy(flush="window")).linger == 0.005
 
 
 # ---------------------------------------------------------------- the gain in hindsight
@@ -59,17 +60,14 @@ def test_the_gains_follow_the_formula() -> None:
             expected = (
                 1 * (saved * (1 - wait / 0.010) - max(0.0, wait - saved)) - 2 * wait * WAIT_WEIGHT
             )
-        elif wait <= 0.010:
+        elif wait <= 0.010:  # not longer than the batch takes
             expected = 2 * 0.010 * (1 - 0.0020 / 0.010) - 2 * 0.0020 * WAIT_WEIGHT  # all are there
         else:
             expected = 0.0  # the batch would be over
         assert gain == pytest.approx(0.1 * expected)
     assert rule.reason == "settled"
-    assert (
-        rule.leaves_at(0.0, 5.0)
-        == rule.leaves_at(5.0, 0.0)
-        == 5.0 + min(wait for wait in rule._waits if wait >= 0.0020)
-    )
+    assert rule.since(0.0, 5.0) == rule.since(5.0, 0.0) == 5.0
+    assert rule.linger == min(wait for wait in rule._waits if wait >= 0.0020)
 
 
 def test_waits_that_were_not_observed_have_no_gain() -> None:
@@ -83,6 +81,35 @@ def test_waits_that_were_not_observed_have_no_gain() -> None:
     assert [gain < 0 for gain in rule._gains] == [wait <= 0.0001 for wait in rule._waits]
 
 
+@pytest.mark.parametrize(
+    ("timeout", "seconds", "longest"),
+    [
+        (None, 0.003, 0.003),
+        (None, 0.008, 0.005),
+        (None, 0.100, 0.050),
+        (0.6, 0.100, 0.100),
+        (0.012, 0.100, 0.012),
+        (2.0, 3.0, 2.0),
+    ],
+)
+def test_no_wait_is_longer_than_the_timeout_or_half_of_a_batch_or_the_batch(
+    timeout: float | None, seconds: float, longest: float
+) -> None:
+    """The other seven callers come back within each of the waits in turn."""
+    rule = Hindsight(timeout, batch_size=8)
+    rule.finished(1, seconds, 8, 0)
+    chosen, now = [], 1.0
+    for wait in rule._waits:
+        for _ in range(40):
+            rule.finished(1, seconds, 8, 0)
+            rule.decide("g", 1, 1, now)
+            rule.arrived("g", 7, now + 0.99 * wait)
+            now += seconds + wait
+            rule.evaluate()
+        chosen.append(rule.linger)
+    assert max(chosen) == max(wait for wait in rule._waits if wait <= longest)
+
+
 @pytest.mark.parametrize("tick", [0.0, 0.001])
 def test_no_wait_is_shorter_than_workers_can_wait(tick: float) -> None:
     """A second item came 0.05 ms after the first."""
@@ -92,7 +119,7 @@ def test_no_wait_is_shorter_than_workers_can_wait(tick: float) -> None:
     rule.arrived(0, 1, 1.00005)
     rule.decide(0, 1, 2, 1.02)
     rule.evaluate()
-    assert rule.leaves_at(0.0, 5.0) == 5.0 + (tick or 80e-6)
+    assert rule.linger == (tick or 80e-6)
 
 
 @pytest.mark.parametrize(
@@ -302,6 +329,23 @@ def test_a_held_group_does_not_starve_behind_a_full_group() -> None:
     assert late.dispatched
 
 
+def test_the_linger_of_what_a_batch_leaves_behind_begins_anew() -> None:
+    scheduler = Scheduler(BatchPolicy(batch_size=2))
+    rule = scheduler._rule
+    assert isinstance(rule, Hindsight)
+    rule.linger, rule.holds, rule._full_pays = 1.0, True, True
+    rule.note_outstanding(100)
+    scheduler.submit(Request([0], 1, "g"), 0.0)
+    assert scheduler.take(0.0) is None
+    for _ in range(2):
+        scheduler.submit(Request([0], 1, "g"), 0.5)
+    batch = scheduler.take(0.5)
+    assert batch is not None
+    rule.note_outstanding(100)
+    scheduler.finished(batch, 5.0)
+    assert scheduler.next_deadline() == 6.0
+
+
 # ---------------------------------------------------------------- any history
 
 
@@ -319,11 +363,14 @@ steps = st.lists(
 @pytest.mark.once
 @settings(max_examples=300, derandomize=True, deadline=None)
 @given(
-    steps, st.sampled_from([0.01, 1.0, 5.0, 1000.0]), st.integers(1, 2), st.sampled_from([1, 4, 16])
+    steps,
+    st.sampled_from([0.01, 1.0, 5.0, 1000.0, None]),
+    st.integers(1, 2),
+    st.sampled_from([1, 4, 16]),
 )
 def test_no_call_is_held_for_longer_than_the_timeout(
     history: list[tuple[Literal["submit", "take", "finish", "wait"], int, str, float]],
-    timeout_ms: float,
+    timeout_ms: float | None,
     workers: int,
     batch_size: int,
 ) -> None:
@@ -335,6 +382,7 @@ def test_no_call_is_held_for_longer_than_the_timeout(
         policy = BatchPolicy(
             batch_size=batch_size, timeout_ms=timeout_ms, max_concurrent_batches=workers
         )
+        longest = 600.0 if timeout_ms is None else timeout_ms
         scheduler, now, free = Scheduler(policy), 0.0, 0.0
         running: list[Batch] = []
         waiting: list[Request] = []
@@ -358,7 +406,7 @@ def test_no_call_is_held_for_longer_than_the_timeout(
             else:
                 assert (
                     deadline
-                    <= min(max(request.arrived, free) for request in waiting) + policy.timeout
+                    <= min(max(request.arrived, free) for request in waiting) + longest / 1e3
                 )
             assert (
                 sum(request.size - request.dispatched for request in waiting) == scheduler.waiting
@@ -367,3 +415,13 @@ def test_no_call_is_held_for_longer_than_the_timeout(
         return deadlines
 
     assert run() == run()
+
+
+def test_an_idle_worker_sleeps_until_returning_callers_would_be_held_no_longer() -> None:
+    scheduler = Scheduler(BatchPolicy())
+    assert scheduler.linger_end(0.0) == NEVER, "nothing is held"
+    closed_loop(scheduler, 24, 30, fixed=0.005)
+    since, linger = scheduler._free_since, scheduler._rule.linger
+    assert linger > 0.0
+    assert scheduler.linger_end(since) == since + linger
+    assert scheduler.linger_end(since + linger) == NEVER, "it is past"

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from batched._core.checks import suggest
 from batched._core.policy import BatchPolicy
 
 INTEGERS = {
@@ -16,7 +17,6 @@ INTEGERS = {
     "small_batch_threshold": 0,
     "max_batch_tokens": 1,
     "max_concurrent_batches": 1,
-    "prefetch": 0,
     "max_queue_size": 1,
 }
 """Integer settings, each with its least value."""
@@ -25,12 +25,11 @@ INTEGERS = {
 def test_the_defaults_equal_the_table_of_settings() -> None:
     assert dataclasses.asdict(BatchPolicy()) == {
         "batch_size": 32,
-        "timeout_ms": 5.0,
+        "timeout_ms": None,
         "small_batch_threshold": 8,
         "flush": "auto",
         "max_batch_tokens": None,
         "max_concurrent_batches": 1,
-        "prefetch": 0,
         "max_queue_size": None,
         "on_full": "wait",
         "queue_timeout_ms": None,
@@ -41,10 +40,6 @@ def test_policies_with_equal_settings_are_equal() -> None:
     assert BatchPolicy(timeout_ms=5) == BatchPolicy(timeout_ms=5.0)
     assert hash(BatchPolicy(timeout_ms=5)) == hash(BatchPolicy(timeout_ms=5.0))
     assert BatchPolicy(batch_size=4) != BatchPolicy(batch_size=5)
-
-
-def test_the_timeout_is_in_seconds() -> None:
-    assert BatchPolicy(timeout_ms=0.25).timeout == 0.00025
 
 
 @pytest.mark.parametrize(("name", "least"), INTEGERS.items())
@@ -85,7 +80,7 @@ def test_a_duration_becomes_a_float(value: Any) -> None:
     assert (type(kept), kept) == (float, float(value))
 
 
-@pytest.mark.parametrize("value", [-1e-9, math.nan, math.inf, Fraction(-1, 3), 10**400])
+@pytest.mark.parametrize("value", [-1e-9, math.nan, math.inf, Fraction(-1, 3)])
 def test_a_negative_or_infinite_duration_is_refused(value: Any) -> None:
     with pytest.raises(ValueError) as caught:
         BatchPolicy(timeout_ms=value)
@@ -98,7 +93,7 @@ def test_the_timeout_of_the_queue_is_above_zero() -> None:
         BatchPolicy(queue_timeout_ms=0)
 
 
-@pytest.mark.parametrize("value", [None, "5", 5 + 0j, [5], True])
+@pytest.mark.parametrize("value", ["5", 5 + 0j, [5], True])
 def test_a_value_of_another_type_is_no_duration(value: Any) -> None:
     with pytest.raises(TypeError) as caught:
         BatchPolicy(timeout_ms=value)
@@ -113,3 +108,8 @@ def test_an_unknown_flush_rule_is_refused(value: Any) -> None:
     with pytest.raises(ValueError) as caught:
         BatchPolicy(flush=value)
     assert str(caught.value) == f"flush must be one of 'auto', 'eager', 'window', got {value!r}"
+
+
+def test_the_most_similar_name_is_suggested() -> None:
+    assert suggest("batch_sise", ["timeout_ms", "batch_size"]) == "; did you mean 'batch_size'?"
+    assert suggest("zebra", ["timeout_ms", "batch_size"]) == ""

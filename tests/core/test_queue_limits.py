@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 
-import pytest
-
 from batched._core.linger import AT_ONCE, NEVER
 from batched._core.scheduler import Request, Scheduler
-from scheduling import call, departure, ran, requests_of, scheduler
+from scheduling import call, departure, ran, requests_of, scheduler, taken
 
 
 def submitted(to: Scheduler, *sizes: int, now: float = 0.0) -> list[Request]:
@@ -89,64 +87,18 @@ def test_blocked_time_counts_and_an_expired_call_makes_room() -> None:
     )
 
 
-def test_a_call_is_queued_once_if_a_signal_interrupts_its_admission() -> None:
-    class Broken(dict[Request, None]):
-        def __setitem__(self, request: Request, _: None) -> None:
-            raise KeyboardInterrupt
-
-    full = scheduler(max_queue_size=1)
-    _, late = submitted(full, 1, 1)
-    full.admitted = Broken()
-    with pytest.raises(KeyboardInterrupt):
-        full.take(0.0)
-    full.admitted = {}
-    full._admit()
-    assert (full.waiting, len(full.blocked), list(full.admitted), list(full)) == (
-        1,
-        0,
-        [late],
-        [late],
-    )
-
-
-def test_the_time_of_a_call_sent_ahead_counts_from_its_turn() -> None:
-    full = scheduler(queue_timeout_ms=1000, batch_size=1, max_queue_size=2)
-    ahead, next_one, blocked = submitted(full, 1, 1, 1)
-    for request in (ahead, next_one, blocked):
-        full.count_wait(request, None)
-    assert (full.next_expiry(), full.expire(100.0)) == (NEVER, [])
-    other = call(1)
-    full.submit(other, 100.0)
-    full.count_wait(ahead, 100.5)
-    full.count_wait(blocked, 100.5)
-    assert full.next_expiry() == 101.0
-    assert full.expire(101.0) == [other]
-    assert full.expire(101.5) == [ahead, blocked]
-    assert requests_of(ran(full, 200.0)) == [next_one]
-
-
 def test_a_call_that_has_begun_expires_no_more() -> None:
     busy = scheduler(queue_timeout_ms=1000, batch_size=2)
-    begun, ended = submitted(busy, 3, 1)
+    submitted(busy, 3, 1)
     ran(busy)
-    busy.count_wait(begun, 1.0)
+    assert busy.next_expiry() == 1.0, "one call has not begun"
     ran(busy)
-    busy.count_wait(ended, 1.0)
     assert busy.next_expiry() == NEVER
 
 
-def test_a_repaired_queue_keeps_waiting_blocked_and_expiring_requests() -> None:
-    full = scheduler(max_queue_size=2, queue_timeout_ms=1000)
-    requests = submitted(full, 1, 1, 1, 1)
-    for request in requests:
-        request.waker = object()
-    gone, waits, admitted, blocked = requests
-    gone.waker = None  # an interrupted cancellation has gone so far
-    waits.error = ValueError("about to be cancelled")
-    full.waiting = 99
-    full.repair()
-    assert (list(full), list(full.admitted)) == ([waits, admitted, blocked], [admitted])
-    assert (full.waiting, list(full.blocked)) == (2, [blocked])
-    assert waits.error is None
-    assert full.expire(1.0) == [waits, admitted, blocked]
-    assert (full.waiting, full.next_expiry()) == (0, NEVER)
+def test_the_time_left_is_that_of_the_batches_one_by_one() -> None:
+    busy = scheduler(batch_size=2)
+    submitted(busy, 7)
+    assert busy.time_left(2) == 0.0, "no batch has ended"
+    busy.finished(taken(busy), 3.0)
+    assert busy.time_left(2) == 9.0

@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 
 from batched._collate.arguments import Arguments
-from batched._collate.collator import Call, Collate, Collator, GroupsNeeded
+from batched._collate.collator import Call, Collator, GroupsNeeded
 from batched._collate.items import ItemCollator
-from batched._core.scheduler import Batch, Request, Slice
+from batched._core.policy import BatchPolicy
+from batched._core.scheduler import Batch, Request, Scheduler, Slice
 from batched._execution.attempts import ErrorTest, Outcomes
 from batched._execution.execution import Execution, is_failure, never
 from batched._execution.memory import is_out_of_memory
+from batched._runtime.settling import complete, settle
+from batched.errors import BatchFunctionError
 
 NO_ARGUMENTS = Arguments((), {})
 COLLATOR = ItemCollator("fn")
@@ -75,9 +78,7 @@ def run(
 
 
 @pytest.mark.parametrize("bad", range(20))
-def test_twenty_rows_with_one_bad_and_memory_for_eight_take_twelve_calls_or_fewer(
-    bad: int,
-) -> None:
+def test_twenty_rows_with_one_bad_and_memory_for_eight_take_13_calls_or_fewer(bad: int) -> None:
     function, batch = Function(8, {bad}), batch_of(*rows(20))
     found = run(batch, function, is_out_of_memory, is_failure)
     assert [row for row, _, _ in found] == list(range(20))
@@ -87,7 +88,7 @@ def test_twenty_rows_with_one_bad_and_memory_for_eight_take_twelve_calls_or_fewe
             assert str(result) == f"bad row {bad}"
         else:
             assert result == row * 10
-    assert len(function.calls) == batch.attempts <= 12
+    assert len(function.calls) == batch.attempts <= 13
 
 
 def test_attempts_are_counted_for_each_slice() -> None:
@@ -119,29 +120,13 @@ def test_an_error_that_neither_splits_nor_isolates_is_the_outcome_of_all() -> No
     assert [type(result) for _, result, _ in found] == [MemoryError] * 3
 
 
-def test_the_driver_chooses_the_errors_that_isolate() -> None:
-    """An outage of a service is no reason to call it again for halves."""
-    service_errors = (ConnectionError, TimeoutError)
-    function = Function(8, set())
-
-    def fails(items: list[int]) -> list[int]:
-        function(items)
-        raise ConnectionError
-
-    def of_a_row(error: BaseException) -> bool:
-        return is_failure(error) and not isinstance(error, service_errors)
-
-    outcomes = attempt(batch_of(*rows(4)), fails, isolates=of_a_row)
-    assert len(function.calls) == 1
-    assert [type(result) for result in outcomes[1]] == [ConnectionError] * 4
-
-
 def test_the_rest_of_a_call_that_has_failed_is_not_tried() -> None:
     function = Function(8, {0})
     call = Request(list(range(8)), 8, NO_ARGUMENTS, listed=True)
     outcomes = attempt(batch_of(call), function, isolates=is_failure)
-    assert function.calls == [list(range(8)), [0, 1, 2, 3], [4, 5, 6, 7], [0, 1], [2, 3], [0]]
-    assert [type(result) for result in outcomes[1]] == [ValueError, ValueError, list, list]
+    halves = [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert function.calls == [list(range(8)), *halves, [0, 1], [2, 3], [0]]
+    assert type(outcomes[1][0]) is type(outcomes[1][1]) is ValueError
 
 
 def test_separate_items_of_a_call_fail_alone() -> None:
@@ -159,49 +144,6 @@ def test_separate_items_of_a_call_fail_alone() -> None:
     }
 
 
-def test_both_halves_are_tried_before_either_is_cut() -> None:
-    function = Function(8, set(range(8)))
-    run(batch_of(*rows(8)), function, never, is_failure)
-    assert function.calls == [
-        list(range(8)),
-        *[[0, 1, 2, 3], [4, 5, 6, 7]],
-        *[[0, 1], [2, 3], [0], [1], [2], [3]],
-        *[[4, 5], [6, 7], [4], [5], [6], [7]],
-    ]
-
-
-@pytest.mark.parametrize("bad", range(64))
-def test_one_bad_row_in_64_takes_13_calls(bad: int) -> None:
-    function = Function(64, {bad})
-    found = run(batch_of(*rows(64)), function, never, is_failure)
-    assert [row for row, result, _ in found if isinstance(result, ValueError)] == [bad]
-    assert len(function.calls) == 13
-
-
-def test_a_call_gets_the_error_of_its_first_bad_item() -> None:
-    call = Request(list(range(5)), 5, NO_ARGUMENTS, listed=True)
-    function = Function(2, {1, 2})  # memory for two: [0, 1], which fails, then [2], then [0], [1]
-    outcomes = attempt(batch_of(call), function, splits=is_out_of_memory, isolates=is_failure)
-    errors = [str(result) for result in outcomes[1] if isinstance(result, ValueError)]
-    assert errors[0] == "bad row 1"
-    assert [3, 4] not in function.calls, "these stood after one that had failed"
-
-
-def test_the_rest_of_a_failed_call_leaves_its_half_and_other_calls_stay() -> None:
-    requests = [Request([0, 1, 2, 3, 4], 5, NO_ARGUMENTS, listed=True), *rows(8)[5:]]
-    function = Function(8, {0, 6})
-    outcomes = attempt(batch_of(*requests), function, isolates=is_failure)
-    found = {
-        request.items: result
-        for (request, _, _), result in zip(*outcomes[:2], strict=True)
-        if not request.listed
-    }
-    assert found[5] == 50
-    assert found[7] == 70
-    assert str(found[6]) == "bad row 6"
-    assert [4] not in function.calls
-
-
 def test_a_call_sorted_by_length_gets_the_error_of_its_first_bad_item() -> None:
     lengths, order = [9, 8, 7, 6], [3, 2, 1, 0]  # the longest came last
     call = Request([3, 2, 1, 0], 4, NO_ARGUMENTS, None, True, None, lengths, order)
@@ -211,73 +153,27 @@ def test_a_call_sorted_by_length_gets_the_error_of_its_first_bad_item() -> None:
     assert [str(error) for error in errors] == ["bad row 0", "bad row 3"]
 
 
-def test_equally_long_items_are_tried_in_at_most_half_of_a_failed_size() -> None:
-    calls = [
-        Request(row, 1, NO_ARGUMENTS, lengths=[length])
-        for row, length in enumerate([8] * 8 + [2] * 4)
-    ]
-    function = Function(memory=6, bad=set())
-    run(batch_of(*calls), function, is_out_of_memory)
-    assert [len(call) for call in function.calls] == [12, 6, 6]
-
-
 class OneParity(ItemCollator):
-    """A collator that cannot split an output for odd and even numbers; numbers of one parity it
-    collates in several `ways` if that is given.
-    """
-
-    def __init__(self, ways: int = 1) -> None:
-        super().__init__("fn")
-        self.ways = ways
+    """A collator that cannot split an output for odd and even numbers. It negates odd ones."""
 
     def split(self, output: list[Any], slices: list[Slice], context: Any) -> Any:
-        parities = {request.items % 2 for request, _, _ in slices}
-        if len(parities) == 1:
+        if len({request.items % 2 for request, _, _ in slices}) == 1:
             return super().split(output, slices, context)
-        ways: tuple[Collate, ...] = (*[self.other_way] * (self.ways - 1), self.collate)
-        raise GroupsNeeded(
-            [
-                ([each for each in slices if each[0].items % 2 == parity], ways)
-                for parity in sorted(parities)
-            ]
-        )
+        even = [each for each in slices if each[0].items % 2 == 0]
+        odd = [each for each in slices if each[0].items % 2 == 1]
+        raise GroupsNeeded([(even, self.collate), (odd, self.collate_negated)])
 
-    def other_way(self, slices: list[Slice], batch: Batch) -> Call:
+    def collate_negated(self, slices: list[Slice], batch: Batch) -> Call:
         (items,), kwargs, context = self.collate(slices, batch)
         return ([-item for item in items],), kwargs, context
 
 
 def test_a_batch_whose_output_cannot_be_split_is_run_in_groups_and_each_call_counts() -> None:
-    function, batch = Function(8, set()), batch_of(*rows(5))
-    outcomes = attempt(batch, function, OneParity())
-    assert sorted(outcomes[1]) == [0, 10, 20, 30, 40]
-    assert function.calls == [[0, 1, 2, 3, 4], [0, 2, 4], [1, 3]]
-    assert set(outcomes[2]) == {2}
-    assert batch.attempts == 3
-
-
-def test_a_group_that_fails_is_run_in_each_other_way() -> None:
-    function = Function(8, {-1, -2, -3, -4})
-    outcomes = attempt(batch_of(*rows(5)), function, OneParity(ways=3), isolates=is_failure)
-    assert function.calls == [
-        [0, 1, 2, 3, 4],
-        *[[0, -2, -4], [0, -2, -4], [0, 2, 4]],
-        *[[-1, -3], [-1, -3], [1, 3]],
-    ]
-    assert sorted(outcomes[1]) == [0, 10, 20, 30, 40]
-    assert set(outcomes[2]) == {4}
-
-
-def test_the_last_way_to_run_a_group_decides_its_error() -> None:
-    function = Function(8, {-1, -2, -3, -4})
-
-    def soon_tired(items: list[int]) -> list[int]:
-        if len(function.calls) == 3:
-            raise ConnectionError
-        return function(items)
-
-    outcomes = attempt(batch_of(*rows(5)), soon_tired, OneParity(ways=3))
-    assert [type(result) for result in outcomes[1]] == [ConnectionError] * 5
+    function, batch = Function(8, {-3}), batch_of(*rows(5))
+    outcomes = attempt(batch, function, OneParity("fn"), isolates=is_failure)
+    assert function.calls == [[0, 1, 2, 3, 4], [0, 2, 4], [-1, -3], [-1], [-3]]
+    assert [str(result) for result in outcomes[1]] == ["0", "20", "40", "-10", "bad row -3"]
+    assert (outcomes[2], batch.attempts) == ([2, 2, 2, 3, 3], 5)
 
 
 @pytest.mark.parametrize("coroutine", [False, True])
@@ -314,3 +210,32 @@ def test_a_cancelled_task_makes_no_further_attempt() -> None:
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(execution.run_async(batch_of(*rows(4))))
     assert calls == [[0, 1, 2, 3], [0, 1]]
+
+
+@pytest.mark.parametrize("coroutine", [False, True])
+@pytest.mark.parametrize("step", ["collate", "split", "join"])
+def test_an_error_of_the_collator_reaches_the_callers_of_its_batch(
+    step: str, coroutine: bool
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise SystemExit
+
+    async def returned(items: list[Any]) -> list[Any]:
+        return items
+
+    collator = ItemCollator("fn")
+    setattr(collator, step, fail)
+    execution = Execution(returned if coroutine else list, collator)
+    scheduler = Scheduler(BatchPolicy(batch_size=3))  # the calls are split
+    requests = [Request([i] * 4, 4, NO_ARGUMENTS, waker=object(), listed=True) for i in range(2)]
+    for request in requests:
+        scheduler.submit(request, 0.0)
+    ended: list[Request] = []
+    while (batch := scheduler.take(0.0)) is not None:
+        outcomes = asyncio.run(execution.run_async(batch)) if coroutine else execution.run(batch)
+        scheduler.finished(batch, 1.0)
+        ended += settle(scheduler, outcomes)[1]
+    assert complete(ended, collator.join, "fn") == 2
+    for request in requests:
+        assert isinstance(request.error, BatchFunctionError)
+        assert isinstance(request.error.__cause__, SystemExit)

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import inspect
 import pydoc
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any, get_args, get_type_hints
 
 import numpy as np
@@ -15,7 +15,8 @@ import pytest
 
 import batched
 from batched._collate.features.settings import FeatureSettings
-from batched._function.settings import InferenceSettings, Settings
+from batched._function.settings import InferenceSettings, Settings, StepSettings
+from stage import python
 
 
 @batched.dynamically
@@ -35,58 +36,6 @@ def threaded(items: list[int]) -> list[int]:
 
 
 DECORATORS = [batched.dynamically, batched.aio.dynamically]
-
-
-def of_one_text(text: str) -> int:
-    return len(text)
-
-
-def of_one_row(row: dict[str, Any]) -> int:
-    return len(row)
-
-
-def of_an_evaluated_one(text: Any) -> int:
-    return len(text)
-
-
-of_an_evaluated_one.__annotations__["text"] = str
-
-
-class OfOne:
-    def method(self, text: str) -> int:
-        return len(text)
-
-    @classmethod
-    def class_method(cls, text: str) -> int:
-        return len(text)
-
-    @staticmethod
-    def static_method(text: str) -> int:
-        return len(text)
-
-    def __call__(self, text: str) -> int:
-        return len(text)
-
-
-@pytest.mark.parametrize(
-    ("func", "takes"),
-    [
-        (of_one_text, "text: str"),
-        (of_one_row, "row: dict[str, Any]"),
-        (of_an_evaluated_one, "text: str"),
-        (OfOne.__dict__["method"], "text: str"),
-        (OfOne.__dict__["class_method"], "text: str"),
-        (OfOne.__dict__["static_method"], "text: str"),
-        (OfOne().method, "text: str"),
-        (OfOne(), "text: str"),
-    ],
-)
-def test_a_function_of_one_item_is_refused(func: Any, takes: str) -> None:
-    with pytest.raises(TypeError) as raised:
-        batched.aio.dynamically(func)
-    name, _, annotation = takes.partition(": ")
-    assert f"takes one item ({takes})" in str(raised.value)
-    assert f"`{name}: list[{annotation}]`" in str(raised.value)
 
 
 def wrapped_plainly(func: Any) -> Any:
@@ -163,20 +112,6 @@ def test_coroutine_functions_belong_to_aio(func: Any) -> None:
     assert asyncio.run(_awaited(batched.aio.dynamically(func)(3))) == 3
 
 
-@pytest.mark.parametrize(
-    "batch",
-    [
-        lambda: batched.aio.dynamically(prefetch=1)(awaited.__wrapped__),
-        lambda: awaited.with_options(prefetch=1),
-    ],
-)
-def test_coroutine_functions_refuse_prefetch(batch: Callable[[], object]) -> None:
-    with pytest.raises(
-        TypeError, match="awaited is a coroutine function.*prefetch needs a plain function"
-    ):
-        batch()
-
-
 async def _awaited(awaitable: Any) -> Any:
     return await awaitable
 
@@ -219,6 +154,12 @@ def test_an_object_that_cannot_be_batched_is_refused(
         ({"isolate_errors": 1}, TypeError, "isolate_errors must be True or False, got 1"),
         ({"batchsize": 3}, TypeError, "no setting 'batchsize'; did you mean 'batch_size'"),
         ({"max_wait": 3}, TypeError, "no setting 'max_wait'; the settings are batch_size"),
+        ({"max_wait_ms": 3}, TypeError, "no setting 'max_wait_ms'; did you mean 'timeout_ms'"),
+        ({"num_workers": 3}, TypeError, "'num_workers'; did you mean 'max_concurrent_batches'"),
+        ({"collate_fn": len}, TypeError, "no setting 'collate_fn'; did you mean 'prepare'"),
+        ({"key": len}, TypeError, "no setting 'key'; did you mean 'dedupe'"),
+        ({"max_batch_size": 3}, TypeError, "'max_batch_size'; did you mean 'batch_size'"),
+        ({"prefetch": 1}, TypeError, "no setting 'prefetch'"),
     ],
 )
 def test_a_wrong_setting_is_refused_at_decoration(
@@ -251,11 +192,14 @@ def test_callable_objects_and_builtins_can_be_decorated() -> None:
     assert fn([1]) == [1]
 
 
-def test_settings_can_be_given_in_steps() -> None:
+def test_a_decorator_with_settings_is_used_again_and_takes_more_settings() -> None:
     fast = batched.dynamically(timeout_ms=1.0)
-    fn: Any = fast(batch_size=2)(lambda items: items)
-    assert fn([1, 2, 3]) == [1, 2, 3]
-    assert fn.stats.batch_sizes == {1: 1, 2: 1}
+    one, two = fast(doubled.__wrapped__), fast(batch_size=2)(doubled.__wrapped__)
+    assert one is not two
+    assert (one.options["timeout_ms"], two.options["timeout_ms"]) == (1.0, 1.0)
+    assert (one.options["batch_size"], two.options["batch_size"]) == (32, 2)
+    assert inspect.signature(fast).parameters["timeout_ms"].default == 1.0
+    assert inspect.signature(batched.dynamically).parameters["timeout_ms"].default != 1.0
 
 
 EVERY_DECORATOR: dict[str, Any] = {
@@ -263,6 +207,8 @@ EVERY_DECORATOR: dict[str, Any] = {
     "batched.aio.dynamically": batched.aio.dynamically,
     "batched.inference.dynamically": batched.inference.dynamically,
     "batched.aio.inference.dynamically": batched.aio.inference.dynamically,
+    "batched.continuously": batched.continuously,
+    "batched.aio.continuously": batched.aio.continuously,
 }
 every_decorator = pytest.mark.parametrize(
     ("name", "decorator"), EVERY_DECORATOR.items(), ids=EVERY_DECORATOR
@@ -270,33 +216,41 @@ every_decorator = pytest.mark.parametrize(
 
 
 @every_decorator
-def test_the_signature_has_every_setting_with_its_default_and_type(
+def test_a_decorator_is_a_function_whose_signature_has_every_setting(
     name: str, decorator: Any
 ) -> None:
+    assert inspect.isfunction(decorator)
     [func, *settings] = inspect.signature(decorator).parameters.values()
     assert (func.name, func.kind) == ("func", inspect.Parameter.POSITIONAL_ONLY)
-    kind = InferenceSettings if "inference" in name else Settings
-    # these change the type of the decorated function
-    more = {"prepare"} | ({"spread_kwargs"} if "inference" in name else set())
+    kind: Any = StepSettings if "continuously" in name else Settings
+    more = {"prepare"} | ({"unpack"} if kind is Settings else set())
+    if "inference" in name:
+        # these change the type of the decorated function
+        kind, more = InferenceSettings, {"prepare", "spread_kwargs"}
     assert {each.name for each in settings} == set(kind.__annotations__) - {"pad_tokens"} | more
-    shown = [str(each) for each in settings]
-    assert "batch_size: int = 32" in shown
-    assert "flush: Literal['auto', 'eager', 'window'] = 'auto'" in shown
-    assert "max_queue_size: int | None = None" in shown
+    assert {"batch_size=32", "max_queue_size=None", "on_full='wait'"} <= set(map(str, settings))
     assert all(each.kind is inspect.Parameter.KEYWORD_ONLY for each in settings)
-    assert " at 0x" not in str(inspect.signature(decorator))
     assert decorator(**{each.name: each.default for each in settings}) is not None
 
 
 def test_help_explains_every_setting() -> None:
     shown = [pydoc.render_doc(decorator) for decorator in EVERY_DECORATOR.values()]
-    for name in Settings.__annotations__:
+    for name in [*Settings.__annotations__, "prepare", "unpack"]:
         assert f"{name}: " in shown[0]
     for name in FeatureSettings.__annotations__:
         assert f"{name}: " in shown[2]
-    assert "`batched.dynamically`" in shown[1]
-    assert "`batched.inference.dynamically`" in shown[3]
+    assert "max_pieces: " in shown[4]
     assert not any(" at 0x" in text for text in shown)
+
+
+@pytest.mark.parametrize("name", ["batched.aio.dynamically", "batched.aio.continuously"])
+def test_the_docstring_of_an_awaited_variant_has_the_defaults(name: str) -> None:
+    decorator = EVERY_DECORATOR[name]
+    text = " ".join(decorator.__doc__.split())
+    [_, *settings] = inspect.signature(decorator).parameters.values()
+    for each in settings:
+        default = repr(each.default).replace("'", '"')
+        assert each.name == "timeout_ms" or f"{each.name}={default}" in text
 
 
 @every_decorator
@@ -311,6 +265,29 @@ def test_the_settings_of_a_function_can_be_read_back(name: str, decorator: Any) 
     assert again is not fn
     assert again.options == fn.options
     assert fn.with_options(batch_size=2).options == {**fn.options, "batch_size": 2}
+
+
+@pytest.mark.parametrize("name", ["batch", "batched", "dynamic", "dynamic_batch"])
+def test_a_name_near_the_decorator_is_refused_with_a_hint(name: str) -> None:
+    with pytest.raises(AttributeError, match=f"no attribute '{name}'; did you mean 'dynamically'?"):
+        getattr(batched, name)
+
+
+def test_modules_load_when_they_are_first_used() -> None:
+    done = python(
+        """
+        import sys
+        import batched
+
+        late = ["asgi", "metrics", "offline", "testing", "tracing"]
+        assert not sys.modules.keys() & {f"batched.{name}" for name in late}
+        assert set(late) <= set(dir(batched))
+        for name in late:
+            assert getattr(batched, name) is sys.modules[f"batched.{name}"]
+        assert not hasattr(batched, "no_such_thing")
+        """
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_types_of_arguments_and_results_are_public() -> None:
@@ -397,3 +374,12 @@ def test_many_items_as_arguments_are_refused_with_advice() -> None:
         call(1, 2, 3)
     with pytest.raises(TypeError, match=r"'minus'$"):
         call(1, minus=2)
+
+
+def test_a_setting_cannot_be_assigned() -> None:
+    fn: Any = batched.dynamically(lambda items: items)
+    with pytest.raises(AttributeError, match=r"with_options\(batch_size=\.\.\.\)"):
+        fn.batch_size = 64
+    assert not hasattr(fn, "batch_size")
+    fn.note = "kept"
+    assert fn.note == "kept"

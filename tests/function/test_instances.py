@@ -13,7 +13,6 @@ import anyio
 import pytest
 
 import batched
-from batched._runtime.recorder import totals
 from stage import BOUND, wait_until
 
 FIRST = 200
@@ -48,7 +47,6 @@ def workers() -> int:
 
 def blocks() -> int:
     """Return the number of blocks of memory that Python holds."""
-    totals()  # counts of batchers that are gone become one sum
     gc.collect()
     return sys.getallocatedblocks()
 

@@ -1,20 +1,17 @@
-"""Arguments that are one item of a plain function, and collections that are refused."""
+"""Arguments that are one item, and collections that are refused."""
 
 from __future__ import annotations
 
 import asyncio
 import collections
 import io
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 
 import batched
-
-if TYPE_CHECKING:
-    import nowhere  # type: ignore[import-not-found]
 
 
 class _Table:
@@ -44,9 +41,6 @@ def unannotated(texts):  # type: ignore[no-untyped-def]  # as users write them
 
 
 MANY: list[Callable[[], Any]] = [
-    lambda: np.array(["one", "two"]),
-    lambda: np.zeros((2, 3)),
-    lambda: np.ma.masked_array([1.0]),
     Series,
     GeoSeries,
     Index,
@@ -90,80 +84,6 @@ def test_submit_and_map_accept_any_object_as_one_item(make: Callable[[], Any]) -
     assert embed([item, item]) == [type(item).__name__] * 2
 
 
-def of_arrays(images: list[np.ndarray]) -> list[Any]:
-    return images
-
-
-def of_typed_arrays(images: Sequence[np.typing.NDArray[np.float64]]) -> list[Any]:
-    return list(images)
-
-
-def of_arrays_or_nothing(images: list[np.ndarray | None]) -> list[Any]:
-    return list(images)
-
-
-def of_an_undefined_type(images: list[np.ndarray], more: nowhere.Thing = None) -> list[Any]:
-    return list(images)
-
-
-class Camera:
-    def develop(self, images: list[np.ndarray]) -> list[Any]:
-        return list(images)
-
-    __call__ = develop
-
-
-@pytest.mark.parametrize(
-    "func",
-    [
-        of_arrays,
-        of_typed_arrays,
-        of_arrays_or_nothing,
-        of_an_undefined_type,
-        Camera().develop,
-        Camera(),
-    ],
-)
-def test_an_array_is_one_item_of_a_function_annotated_so(func: Callable[..., Any]) -> None:
-    fn: Any = batched.dynamically(func)
-    image = np.arange(3)
-    assert fn(image) is not None
-
-
-def test_a_table_is_one_item_of_a_function_annotated_so() -> None:
-    @batched.dynamically
-    def total(columns: list[nowhere.Series]) -> list[str]:
-        return [type(column).__name__ for column in columns]
-
-    assert total(Series()) == "Series"
-    with pytest.raises(TypeError, match="DataFrame"):
-        total(DataFrame())
-
-
-def test_a_generator_is_one_item_of_a_function_annotated_so() -> None:
-    @batched.dynamically
-    def total(streams: list[Iterator[int]]) -> list[int]:
-        return [sum(stream) for stream in streams]
-
-    assert total(iter([1, 2])) == 3
-
-
-def of_an_array(items: np.ndarray) -> Any:
-    return items
-
-
-def of_a_typed_array(items: np.ndarray[Any, np.dtype[np.float64]]) -> Any:
-    return items
-
-
-@pytest.mark.parametrize("func", [of_an_array, of_a_typed_array])
-def test_an_annotation_of_one_array_does_not_make_an_array_an_item(
-    func: Callable[..., Any],
-) -> None:
-    with pytest.raises(TypeError, match=r"list\(xs\)"):
-        batched.dynamically(func)(np.zeros(3))
-
-
 @pytest.mark.parametrize(
     "item",
     [
@@ -178,6 +98,8 @@ def test_an_annotation_of_one_array_does_not_make_an_array_an_item(
         object(),
         Namesake(),
         io.BytesIO(),
+        np.array(["one", "two"]),
+        np.zeros((2, 3)),
     ],
 )
 def test_any_other_object_but_a_list_is_one_item(item: Any) -> None:

@@ -165,7 +165,7 @@ def test_the_first_bad_item_of_a_list_is_raised() -> None:
         lambda items: [ValueError(item) if "bad" in item else item for item in items]
     )
     with pytest.raises(ValueError, match="^bad$"):
-        fn(["fine", "bad", "bad but longer", "also fine", "bad and the longest of all"])
+        fn(["fine", "bad", "bad, longer", "also fine", "bad, longest"])
 
 
 def test_padding_is_counted() -> None:

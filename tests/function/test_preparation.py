@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import functools
 import json
 import os
 import pickle
@@ -215,15 +214,6 @@ def test_an_error_reaches_its_caller_alone() -> None:
     assert counts("still there") == 2
 
 
-def test_an_error_that_callers_would_mistake_is_wrapped() -> None:
-    @batched.dynamically(prepare=functools.partial(next))
-    def fn(items: list[Any]) -> list[Any]:
-        return items
-
-    with pytest.raises(batched.BatchFunctionError, match="raised StopIteration"):
-        in_loop(fn.acall, iter([]))
-
-
 @pytest.mark.parametrize("moment", ["before", "in", "after"])
 @pytest.mark.parametrize("way", ["task", "future"])
 def test_a_cancelled_call_is_never_computed(moment: str, way: str, held: Any) -> None:
@@ -274,132 +264,29 @@ def test_refusals_of_the_queue_reach_callers_whose_items_were_prepared() -> None
     in_loop(main)
 
 
-def test_a_shutdown_finishes_calls_in_preparation(held: Any) -> None:
-    gate, fn, _ = held
-
-    async def main() -> None:
-        call = asyncio.ensure_future(fn.acall(1))
-        await asyncio.to_thread(gate.entered.wait, BOUND)
-        closing = asyncio.ensure_future(fn.aclose())
-        await asyncio.sleep(0)
-        with pytest.raises(batched.BatcherClosed):
-            await fn.acall(2)
-        assert not closing.done()
-        gate.opened.set()
-        assert await call == -1
-        await closing
-
-    in_loop(main)
-    with fn:
-        assert fn(3) == -3
-
-
-@pytest.mark.parametrize("wait", [True, False])
-def test_a_shutdown_in_a_thread_finishes_or_cancels_calls_in_preparation(
-    wait: bool, held: Any
-) -> None:
-    gate, fn, _ = held
-    futures = [asyncio.run(_submitted(fn, item)) for item in range(3)]
-    assert gate.entered.wait(BOUND)
-    closing = threading.Thread(target=fn.shutdown, kwargs={"wait": wait})
-    closing.start()
-    gate.opened.set()
-    closing.join(BOUND)
-    assert not closing.is_alive()
-    assert [future.result(BOUND) for future in futures] == [0, -1, -2]
-    with pytest.raises(batched.BatcherClosed):
-        fn(1)
-    assert fn.stats.rejected == 1
-
-
-def test_running_batches_may_call_prepared_functions_at_exit() -> None:
-    done = python(
-        """
-        import threading
-        import batched
-
-        @batched.dynamically(prepare=str.upper)
-        def inner(items):
-            return items
-
-        @batched.dynamically
-        def outer(items):
-            started.set()
-            closed.wait(30)
-            print(inner("a"), inner(["b", "c"]), flush=True)
-            return items
-
-        def wait_for_the_exit():
-            threading.main_thread().join()
-            while not outer._batcher.runtime._closed:
-                pass
-            closed.set()
-
-        started, closed = threading.Event(), threading.Event()
-        inner("x")  # starts its worker: at the exit no thread can start
-        outer.submit("x")
-        started.wait(30)
-        threading.Thread(target=wait_for_the_exit, daemon=True).start()
-        """
-    )
-    assert (done.stdout, done.stderr) == ("A ['B', 'C']\n", "")
-
-
-async def _submitted(fn: Any, item: int) -> Any:
-    return fn.submit(item)
-
-
-def test_cancel_futures_ends_calls_in_preparation(held: Any) -> None:
+def test_a_shutdown_refuses_calls_that_are_still_prepared(held: Any) -> None:
     gate, fn, ran = held
 
     async def main() -> None:
-        call = asyncio.ensure_future(fn.acall(1))
-        future = fn.submit(2)
+        task, future = asyncio.ensure_future(fn.acall(1)), fn.submit(2)
         await asyncio.to_thread(gate.entered.wait, BOUND)
-        await fn.aclose(cancel_futures=True)
-        with pytest.raises(batched.BatcherClosed, match="before this call ran"):
-            await call
-        assert future.cancelled()
+        await fn.aclose()
+        gate.opened.set()
+        for call in (task, future):
+            with pytest.raises(batched.BatcherClosed, match="was shut down"):
+                await call
 
     in_loop(main)
-    gate.opened.set()
     assert ran == []
 
 
-def test_waiting_on_the_loop_that_finishes_the_calls_is_refused() -> None:
-    gate = Gate()
+def test_a_function_without_a_class_has_no_instance() -> None:
+    def itself(self: str, more: str = "") -> str:
+        return self + more
 
-    @batched.aio.dynamically(prepare=lambda item: gate([item]))
-    async def fn(items: list[Any]) -> list[Any]:
-        return items
-
-    async def main() -> None:
-        call = asyncio.ensure_future(fn(1))
-        await asyncio.to_thread(gate.entered.wait, BOUND)
-        with pytest.raises(RuntimeError, match="would block the event loop"):
-            fn.shutdown()
-        gate.opened.set()
-        with fn:
-            assert await call == [1]
-        await fn.aclose()
-
-    in_loop(main)
-
-
-def test_a_closed_loop_ends_its_calls_in_preparation() -> None:
-    gate = Gate()
-
-    @batched.aio.dynamically(prepare=lambda item: gate([item]))
-    async def fn(items: list[Any]) -> list[Any]:
-        return items
-
-    loop = asyncio.new_event_loop()
-    future = loop.run_until_complete(_submitted(fn, 1))
-    assert gate.entered.wait(BOUND)
-    loop.close()
-    with pytest.raises(batched.BatcherClosed, match="that was to run this call was closed"):
-        future.result(BOUND)
-    gate.opened.set()
+    for prepare, expected in ((str.strip, "a"), (itself, " a ")):
+        fn: Any = batched.dynamically(prepare=prepare)(lambda items: items)
+        assert fn(" a ") == expected
 
 
 @pytest.mark.parametrize("prepare", [3, "words", awaited, lambda: 1, lambda item, more: item])
@@ -411,31 +298,27 @@ def test_a_wrong_preparation_is_told_at_decoration(prepare: Any) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
-def test_a_fork_ends_calls_in_preparation_in_the_child_alone() -> None:
+def test_a_forked_child_has_threads_of_its_own() -> None:
     done = python(
         """
-        import asyncio, os, threading, warnings
+        import asyncio, os, warnings
         import batched
         warnings.simplefilter("ignore")  # of forks beside threads
-        entered, opened = threading.Event(), threading.Event()
-        def prepare(item):
-            entered.set()
-            opened.wait(20)
-            return item
-        @batched.dynamically(prepare=prepare)
+        @batched.dynamically(prepare=str)
         def fn(items):
             return items
         async def main():
-            future = fn.submit(1)
-            await asyncio.to_thread(entered.wait, 20)
+            assert await fn.acall(1) == "1"
             child = os.fork()
-            opened.set()
             if not child:
-                error = future.exception(20)
-                os._exit(0 if "forked" in str(error) and fn(2) == 2 else 1)
+                os._exit(0)
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-            assert await future == 1
         asyncio.run(main())
+        child = os.fork()
+        answer = asyncio.run(fn.acall(2)), fn([3, 4])
+        if not child:
+            os._exit(answer != ("2", ["3", "4"]))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         """
     )
     assert (done.returncode, done.stderr) == (0, "")

@@ -19,7 +19,7 @@ def decorated(**settings):
 
 several = [
     decorated(),
-    decorated(prefetch=1),
+    decorated(max_concurrent_batches=2),
     decorated(max_queue_size=20, queue_timeout_ms=1e6),
 ]
 held = decorated(queue_timeout_ms=5.0, flush="window", timeout_ms=1e9)

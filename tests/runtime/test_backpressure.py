@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 import threading
 import time
 from typing import Any
@@ -15,7 +14,6 @@ import pytest
 
 import batched
 from batched._runtime.timer_thread import TimerThread, timer
-from batched._runtime.wakers import POLL_INTERVAL
 from stage import BOUND, Turnstile, python, refuse_thread, wait_until
 
 
@@ -114,45 +112,6 @@ def test_a_loop_that_submits_is_not_blocked() -> None:
         await fn.aclose()
 
     asyncio.run(main())
-
-
-@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="no signals for threads here")
-def test_an_interrupt_while_it_waits_for_room_takes_the_item_out_of_the_line() -> None:
-    turnstile, fn, earlier = full()
-
-    class Interrupted(Exception):
-        pass
-
-    interrupted = threading.Event()
-
-    def interrupt(*_: Any) -> None:
-        if not interrupted.is_set():
-            interrupted.set()
-            raise Interrupted
-
-    old = signal.signal(signal.SIGUSR1, interrupt)
-    main = threading.get_ident()
-
-    def send() -> None:
-        wait_until(lambda: fn.stats.blocked == 1)
-        # again, for one that comes just before a lock is waited for is handled only after the wait
-        while not interrupted.wait(POLL_INTERVAL):
-            signal.pthread_kill(main, signal.SIGUSR1)
-
-    thread = threading.Thread(target=send, daemon=True)
-    thread.start()
-    try:
-        with pytest.raises(Interrupted):
-            fn.submit("late")
-    finally:
-        interrupted.set()
-        thread.join(BOUND)
-        signal.signal(signal.SIGUSR1, old)
-    assert (fn.stats.blocked, fn.stats.cancelled) == (0, 1)
-    turnstile.let_through(2)
-    assert [future.result(BOUND) for future in earlier] == ["running", "waiting"]
-    fn.shutdown()
-    assert turnstile.batches == [["running"], ["waiting"]]
 
 
 # ---------------------------------------------------------------- the timer

@@ -53,12 +53,11 @@ def test_threads_inherit_contexts_here() -> None:
     assert noted.callers == ["the first one"]
 
 
-@pytest.mark.parametrize("prefetch", [0, 1])
-def test_a_function_sees_no_context_of_the_caller_who_came_first(prefetch: int) -> None:
+def test_a_function_sees_no_context_of_the_caller_who_came_first() -> None:
     def work(items: list[Any]) -> list[Any]:
         return [CALLER.get(None) for _ in items]
 
-    fn: Any = batched.dynamically(prefetch=prefetch)(work)
+    fn: Any = batched.dynamically(work)
     with fn:
         assert fn(1) is None
         CALLER.set("the next one")
@@ -88,14 +87,4 @@ def test_the_timer_and_its_callbacks_see_no_context_of_the_first_caller() -> Non
     timer.start()
     timer.call_soon(noted)
     assert noted.called.wait(BOUND)
-    assert noted.callers == [None]
-
-
-def test_an_action_that_a_finalizer_put_off_sees_no_context_of_it() -> None:
-    noted = Noted()
-    fn: Any = batched.dynamically(lambda items: items)
-    with fn:
-        assert fn(1) == 1
-        fn._batcher.runtime._call_soon(noted)
-        assert noted.called.wait(BOUND)
     assert noted.callers == [None]

@@ -481,26 +481,6 @@ def test_aclose_ends_if_the_function_is_opened_again_meanwhile() -> None:
         loop.close()
 
 
-def test_loops_may_end_while_statistics_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    fn: Any = batched.aio.dynamically(echo_coroutine)
-
-    async def main() -> None:
-        assert await fn(1) == 1
-        loops: Any = fn._batcher.runtime
-        runtimes = loops._runtimes
-        keyrefs = runtimes.keyrefs
-
-        def gone() -> list[Any]:
-            refs = keyrefs()
-            runtimes.clear()
-            return refs  # type: ignore[no-any-return]
-
-        monkeypatch.setattr(runtimes, "keyrefs", gone)
-        assert fn.stats.queue_size == 0
-
-    asyncio.run(main())
-
-
 def in_ipython(monkeypatch: pytest.MonkeyPatch, shell: object) -> None:
     """Let `IPython.get_ipython` return `shell`. The shell of a notebook has a kernel."""
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
@@ -530,3 +510,14 @@ def test_a_loop_beside_ipython_without_a_kernel_is_not_to_be_blocked(
 ) -> None:
     in_ipython(monkeypatch, shell)
     assert len(asyncio.run(called_plainly())) == 1
+
+
+def test_a_closed_function_leaves_no_task_behind() -> None:
+    fn = batched.aio.dynamically(batch_size=2, max_concurrent_batches=2)(coroutine)
+
+    async def main() -> None:
+        assert await gathered(fn) == EXPECTED
+        await fn.aclose()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(main())

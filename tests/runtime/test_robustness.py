@@ -16,9 +16,6 @@ import pytest
 
 import batched
 from batched._runtime.async_backend import is_over
-from batched._runtime.event_loop import EventLoopRuntime
-from batched._runtime.recorder import Recorder
-from batched._runtime.thread import ThreadRuntime, _Parker
 from stage import (
     BOUND,
     Gate,
@@ -65,40 +62,11 @@ def test_calls_succeed_while_an_array_library_is_half_imported_or_mocked(
     assert [future.result(BOUND) for future in futures] == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, RecursionError])
-def test_a_batcher_serves_calls_after_an_interrupted_wake_up_of_a_worker(
-    error: type[BaseException], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fn: Any = batched.dynamically(echo)
-    assert fn(1) == 1
-    with monkeypatch.context() as patch:
-        patch.setattr(_Parker, "unpark", _raising(error))
-        with pytest.raises(error):
-            fn(2)
-    assert fn.submit(3).result(BOUND) == 3
-    fn.shutdown()
-
-
 def _raising(error: type[BaseException]) -> Any:
     def fail(*_: object, **__: object) -> None:
         raise error
 
     return fail
-
-
-def test_an_interrupt_while_a_call_is_queued_ends_no_other_call(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    gate, fn, running = held()
-    waiting = fn.submit(2)
-    with monkeypatch.context() as patch:
-        patch.setattr(type(fn._batcher.runtime._scheduler), "submit", _raising(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            fn(3)
-    gate.opened.set()
-    assert [future.result(BOUND) for future in (running, waiting)] == ["running", 2]
-    assert fn(4) == 4
-    fn.shutdown()
 
 
 @whole_stack
@@ -335,71 +303,6 @@ def test_a_function_on_a_thread_may_close_its_batcher_as_a_coroutine() -> None:
         fn(2)
 
 
-def test_calls_end_if_a_failure_within_the_library_loses_their_results(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    fn: Any = batched.dynamically(echo)
-    assert fn(1) == 1
-    with monkeypatch.context() as patch:
-        patch.setattr(Recorder, "ended", _raising(MemoryError))
-        with pytest.raises(batched.BatcherClosed, match="lost"):
-            fn(2)
-        wait_until(lambda: not fn._batcher.runtime._workers)
-    assert fn(3) == 3
-    fn.shutdown()
-
-
-def test_an_interrupt_in_a_worker_on_a_loop_reaches_the_loop(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    fn: Any = batched.aio.dynamically(echo_coroutine)
-    with monkeypatch.context() as patch:
-        patch.setattr(EventLoopRuntime, "_finish", _raising(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            asyncio.run(fn.acall(1))
-    assert asyncio.run(fn.acall(2)) == 2
-
-
-def test_a_batcher_serves_calls_after_an_interrupt_before_a_worker_is_chosen(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    fn: Any = batched.dynamically(echo)
-    runtime = fn._batcher.runtime
-    lock = runtime._lock
-
-    class Second:
-        """Lock that a signal handler interrupts at the second entry."""
-
-        entered = 0
-        _is_owned = staticmethod(lock._is_owned)
-
-        def __enter__(self) -> None:
-            self.entered += 1
-            if self.entered == 2:
-                raise KeyboardInterrupt
-            lock.acquire()
-
-        def __exit__(self, *_: object) -> None:
-            lock.release()
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(runtime, "_lock", Second())
-        fn.submit(2)
-    assert fn.submit(3).result(BOUND) == 3
-    fn.shutdown()
-
-
-def test_a_worker_that_is_woken_without_a_runtime_is_parked_again() -> None:
-    runtime = batched.dynamically(sorted)._batcher.runtime
-    assert isinstance(runtime, ThreadRuntime)
-    parker = _Parker(runtime, runtime._scheduler)
-    parker.unpark(None)
-    caller = threading.Timer(0.01, parker.unpark, (runtime,))
-    caller.start()
-    assert parker.park() is runtime
-    caller.join(BOUND)
-
-
 def test_shutdown_waits_for_a_loop_that_runs_on(monkeypatch: pytest.MonkeyPatch) -> None:
     glances = 0
 
@@ -429,24 +332,3 @@ def test_shutdown_waits_for_a_loop_that_runs_on(monkeypatch: pytest.MonkeyPatch)
         return future.result()
 
     assert asyncio.run(main()) == 7
-
-
-def test_a_callback_on_the_worker_cannot_wait_for_that_worker() -> None:
-    gate, told = Gate(), threading.Event()
-    fn: Any = batched.dynamically(gate)
-    refusals: list[BaseException] = []
-
-    def callback(_: object) -> None:
-        try:
-            fn(2)
-        except RuntimeError as error:
-            refusals.append(error)
-        fn.shutdown()
-        told.set()
-
-    fn.submit(1).add_done_callback(callback)
-    gate.opened.set()
-    assert told.wait(BOUND)
-    assert "wait for itself" in str(refusals[0])
-    with pytest.raises(batched.BatcherClosed):
-        fn(3)

@@ -95,3 +95,32 @@ def test_a_task_that_comes_to_a_done_future_is_woken() -> None:
         return await wait(future.new_waker(asyncio.get_running_loop()), BOUND)
 
     assert asyncio.run(come())
+
+
+@pytest.mark.parametrize("end", ["fails", "is cancelled"])
+def test_a_task_that_awaits_a_call_whose_preparation_ends_it_is_woken(end: str) -> None:
+    gate = threading.Event()
+
+    def prepare(item: int) -> int:
+        assert gate.wait(BOUND)
+        raise ValueError(item)
+
+    fn = batched.dynamically(prepare=prepare)(sorted)
+
+    async def main() -> None:
+        future = fn.submit(1)
+        waiting = asyncio.ensure_future(wait_for(future))
+        await asyncio.sleep(0)
+        if end == "is cancelled":
+            assert future.cancel()
+        else:
+            gate.set()
+        error = ValueError if end == "fails" else concurrent.futures.CancelledError
+        with pytest.raises(error):
+            await asyncio.wait_for(waiting, BOUND)
+        gate.set()
+
+    async def wait_for(future: Future[int]) -> int:
+        return await future
+
+    asyncio.run(main())

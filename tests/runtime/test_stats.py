@@ -5,18 +5,17 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+import os
 import pickle
 import random
-import re
 import statistics
-from bisect import bisect_left
 
 import pytest
 
 import batched
 from batched._core.linger import FlushReason
 from batched._core.scheduler import Batch, Request
-from batched._runtime.recorder import ENDS, Recorder, _Histogram
+from batched._runtime.recorder import MOST_UNREAD, Recorder
 from batched.stats import Percentiles, Stats
 
 DAY = 24 * 3600.0
@@ -44,14 +43,14 @@ def request(size: int = 1, arrived: float = 0.0) -> Request:
 
 
 def snapshot(recorder: Recorder) -> Stats:
-    return recorder.snapshot(queue_size=0, blocked=0, in_flight=0)
+    return recorder.snapshot(0, 0, 0)
 
 
 def recorded(*durations: float) -> Percentiles:
-    histogram = _Histogram()
+    recorder = Recorder()
     for duration in durations:
-        histogram.counts[bisect_left(ENDS, duration)] += 1
-    return histogram.percentiles()
+        recorder.ended(ended_batch(request(), started=0.0, ended=duration), errors=0)
+    return snapshot(recorder).processing_time
 
 
 def exact(durations: list[float], share: float) -> float:
@@ -66,32 +65,26 @@ def test_percentiles_of_nothing_are_zero() -> None:
     assert recorded() == Percentiles(0.0, 0.0, 0.0)
 
 
-def test_every_duration_from_a_microsecond_to_a_day_is_known_within_3_percent() -> None:
-    steps = 3_000  # seven in each bucket
+def test_every_duration_from_a_microsecond_to_a_day_is_known_within_1_percent() -> None:
+    steps = 3_000
     for step in range(steps + 1):
         duration = 1e-6 * (DAY / 1e-6) ** (step / steps)
-        assert recorded(duration).p50 == pytest.approx(duration, rel=0.03)
+        assert recorded(duration).p50 == pytest.approx(duration, rel=0.01)
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_percentiles_of_random_durations_are_exact_within_3_percent(seed: int) -> None:
+def test_percentiles_of_random_durations_are_exact_within_1_percent(seed: int) -> None:
     rng = random.Random(seed)
     durations = [rng.lognormvariate(-6, 2) for _ in range(rng.randint(1, 3000))]
     found = recorded(*durations)
     for value, share in ((found.p50, 0.50), (found.p95, 0.95), (found.p99, 0.99)):
-        assert value == pytest.approx(exact(durations, share), rel=0.03)
+        assert value == pytest.approx(exact(durations, share), rel=0.01)
 
 
 @pytest.mark.parametrize("duration", [0.0, 1e-12, 4e-7, 9.99e-7, -1e-9])
 def test_a_duration_below_a_microsecond_counts_as_a_microsecond(duration: float) -> None:
     """A clock that steps back a little does no harm either."""
-    assert recorded(duration).p99 == pytest.approx(1e-6, rel=0.03)
-
-
-@pytest.mark.parametrize("duration", [2 * DAY, 1e9, 1e300])
-def test_a_duration_above_a_day_counts_as_more_than_a_day(duration: float) -> None:
-    assert DAY < recorded(duration).p50 < 2 * DAY
-    assert recorded(0.5, 0.5, duration).p50 == pytest.approx(0.5, rel=0.03)
+    assert recorded(duration).p99 == pytest.approx(1e-6, rel=0.06)
 
 
 def test_percentiles_read_as_durations() -> None:
@@ -122,7 +115,7 @@ def test_a_duration_reads_as_three_digits_and_a_unit(seconds: float, text: str) 
 
 
 def test_nothing_is_counted_at_first() -> None:
-    counted = dataclasses.asdict(Recorder("").snapshot(queue_size=3, blocked=1, in_flight=2))
+    counted = dataclasses.asdict(Recorder().snapshot(3, 1, 2))
     present = {name: counted.pop(name) for name in ("queue_size", "blocked", "in_flight")}
     assert present == {"queue_size": 3, "blocked": 1, "in_flight": 2}
     nothing = dataclasses.asdict(Percentiles(0.0, 0.0, 0.0))
@@ -130,7 +123,7 @@ def test_nothing_is_counted_at_first() -> None:
 
 
 def test_batches_are_counted_by_size_and_by_reason() -> None:
-    recorder = Recorder("")
+    recorder = Recorder()
     batches: list[tuple[int, FlushReason]] = [
         (4, "full"),
         (4, "full"),
@@ -147,7 +140,7 @@ def test_batches_are_counted_by_size_and_by_reason() -> None:
 
 
 def test_the_processing_time_is_that_of_batches() -> None:
-    recorder = Recorder("")
+    recorder = Recorder()
     durations = [0.5, 1.0, 3.0]
     for duration in durations:
         recorder.ended(
@@ -155,13 +148,13 @@ def test_the_processing_time_is_that_of_batches() -> None:
         )
     counted = snapshot(recorder)
     assert counted.avg_processing_time == statistics.mean(durations)
-    assert counted.processing_time.p50 == pytest.approx(1.0, rel=0.03)
-    assert counted.processing_time.p99 == pytest.approx(3.0, rel=0.03)
+    assert counted.processing_time.p50 == pytest.approx(1.0, rel=0.01)
+    assert counted.processing_time.p99 == pytest.approx(3.0, rel=0.01)
 
 
 def test_the_queue_wait_is_that_of_calls_until_their_first_batch() -> None:
     """A call of many items counts once, and its later parts do not count again."""
-    recorder = Recorder("")
+    recorder = Recorder()
     quick, slow = request(1, arrived=9.0), request(9, arrived=6.0)
     recorder.ended(ended_batch(quick, started=10.0, ended=10.5), errors=0)
     recorder.ended(ended_batch(slow, started=10.0, ended=10.5, part=(0, 4)), errors=0)
@@ -170,15 +163,15 @@ def test_the_queue_wait_is_that_of_calls_until_their_first_batch() -> None:
             ended_batch(slow, started=500.0, ended=500.5, part=(start, min(9, start + 4))), errors=0
         )
     wait = snapshot(recorder).queue_wait
-    assert wait.p50 == pytest.approx(1.0, rel=0.03)
-    assert wait.p99 == pytest.approx(4.0, rel=0.03)
+    assert wait.p50 == pytest.approx(1.0, rel=0.01)
+    assert wait.p99 == pytest.approx(4.0, rel=0.01)
 
 
 def test_reset_starts_from_zero_and_goes_on_counting() -> None:
-    recorder = Recorder("")
+    recorder = Recorder()
 
     def use() -> None:
-        recorder.accepted()
+        recorder.accept()
         recorder.count("cancelled")
         recorder.count("rejected")
         recorder.ended(ended_batch(request(3), started=1.0, ended=2.0), errors=1)
@@ -186,18 +179,39 @@ def test_reset_starts_from_zero_and_goes_on_counting() -> None:
     use()
     once = snapshot(recorder)
     recorder.reset()
-    assert snapshot(recorder) == snapshot(Recorder(""))
+    assert snapshot(recorder) == snapshot(Recorder())
     use()
     assert snapshot(recorder) == once
 
 
-def test_a_recorder_counts_anew_after_a_fork() -> None:
-    recorder = Recorder("")
-    recorder.accepted()
-    recorder._lock.acquire()  # the thread that holds it is gone
-    recorder.after_fork()
-    recorder.accepted()
-    assert snapshot(recorder).calls == 1
+def test_many_batches_are_counted_before_anyone_looks() -> None:
+    recorder = Recorder()
+    for _ in range(2 * MOST_UNREAD + 1):
+        recorder.accept()
+        recorder.ended(ended_batch(request(2), started=1.0, ended=2.0), errors=0)
+    counted = snapshot(recorder)
+    assert snapshot(recorder) == counted  # looking counts no call
+    assert (counted.calls, counted.total_batches) == (2 * MOST_UNREAD + 1,) * 2
+
+
+def test_waits_of_calls_that_run_elsewhere_are_counted() -> None:
+    recorder = Recorder()
+    recorder.waited([0.5, 0.25])
+    assert snapshot(recorder).queue_wait.p99 == pytest.approx(0.5, rel=0.01)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_a_child_of_a_fork_begins_to_count_at_zero() -> None:
+    @batched.dynamically
+    def fn(items: list[int]) -> list[int]:
+        return items
+
+    fn(1)
+    child = os.fork()
+    if not child:  # pragma: no cover  # in another process
+        os._exit(0 if (fn(2), fn.stats.calls) == (2, 1) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert fn.stats.calls == 1
 
 
 # ---------------------------------------------------------------- the snapshot
@@ -205,9 +219,9 @@ def test_a_recorder_counts_anew_after_a_fork() -> None:
 
 @pytest.fixture
 def busy() -> Stats:
-    recorder = Recorder("")
+    recorder = Recorder()
     for _ in range(1234):
-        recorder.accepted()
+        recorder.accept()
     recorder.count("cancelled")
     recorder.count("cancelled")
     for _ in range(11):
@@ -220,7 +234,7 @@ def busy() -> Stats:
             ),
             errors=number == 0,
         )
-    return recorder.snapshot(queue_size=5678, blocked=0, in_flight=32)
+    return recorder.snapshot(5678, 0, 32)
 
 
 def test_a_snapshot_is_frozen(busy: Stats) -> None:
@@ -233,11 +247,11 @@ def test_a_snapshot_is_frozen(busy: Stats) -> None:
 
 
 def test_a_snapshot_does_not_change_afterwards() -> None:
-    recorder = Recorder("")
+    recorder = Recorder()
     recorder.ended(ended_batch(request(3), started=1.0, ended=2.0), errors=0)
     before = snapshot(recorder)
     kept = copy.deepcopy(before)
-    recorder.accepted()
+    recorder.accept()
     recorder.ended(ended_batch(request(3), started=1.0, ended=9.0), errors=0)
     recorder.ended(ended_batch(request(2), started=1.0, ended=9.0, reason="full"), errors=0)
     assert before == kept
@@ -261,38 +275,12 @@ def test_the_text_of_a_snapshot_shows_every_number_with_its_meaning(busy: Stats)
         "Stats(1,200 items in 40 batches of 30.0 on average, 62.5 ms each; 5,678 waiting, 32 in "
         "flight; "
         "calls 1,234, errors 1, cancelled 2, rejected 11; "
-        f"queue wait {busy.queue_wait}; processing {busy.processing_time}; left because timeout 1, "
-        "full 39)"
+        f"queue wait {busy.queue_wait}; processing {busy.processing_time}; left because full 39, "
+        "timeout 1)"
     )
 
 
-def rows_of(table: str) -> dict[str, str]:
-    """Return the texts of a table of HTML."""
-    found = re.findall(r"<tr><th[^>]*>([^<]*)</th><td[^>]*>([^<]*)</td></tr>", table)
-    assert table.count("<tr>") == len(found)
-    return dict(found)
-
-
-def test_the_table_of_a_snapshot_shows_the_main_numbers(busy: Stats) -> None:
-    assert rows_of(busy._repr_html_()) == {
-        "items": "1,200 in 40 batches of 30.0 on average",
-        "calls": "1,234",
-        "failures": "errors 1, cancelled 2, rejected 11",
-        "queue wait": str(busy.queue_wait),
-        "processing": str(busy.processing_time),
-        "left because": "timeout 1, full 39",
-        "now": "5,678 items waiting, 32 running",
-    }
-    assert rows_of(snapshot(Recorder(""))._repr_html_())["failures"] == "none"
-
-
-def test_the_table_of_a_function_has_its_name_and_batch_size() -> None:
-    fn = batched.dynamically(batch_size=1000, name="<lambda> & 'me'")(lambda items: items)
-    table = fn._repr_html_()
-    assert "<caption>&lt;lambda&gt; &amp; &#x27;me&#x27;, batch_size 1,000</caption>" in table
-    assert rows_of(table)["items"] == "0 in 0 batches of 0.0 on average"
-
-
-def test_a_connected_function_has_no_table_because_its_numbers_are_elsewhere() -> None:
-    remote = batched.connect("module:function")
-    assert remote._repr_html_ is None
+def test_a_notebook_shows_a_snapshot_as_a_table(busy: Stats) -> None:
+    table = busy._repr_html_()
+    assert "<td>calls<td>1234<" in table
+    assert f"<td>queue_wait<td>{busy.queue_wait}<" in table

@@ -69,15 +69,15 @@ def test_a_worker_that_fails_beside_other_workers_leaves_a_batcher_that_serves(
         return items
 
     assert [fn.submit(name).result(BOUND) for name in "abc"] == ["a", "b", "c"]
-    finish = ThreadRuntime._finish
+    finish = ThreadRuntime.finish
 
-    def fail(runtime: ThreadRuntime, batch: Batch, outcomes: Outcomes, bell: Any) -> Any:
+    def fail(runtime: ThreadRuntime, batch: Batch, outcomes: Outcomes) -> None:
         if batch.slices[0][0].items == "fails":
             raise MemoryError("here")
-        return finish(runtime, batch, outcomes, bell)
+        finish(runtime, batch, outcomes)
 
     with monkeypatch.context() as patch:
-        patch.setattr(ThreadRuntime, "_finish", fail)
+        patch.setattr(ThreadRuntime, "finish", fail)
         fails, runs_on = fn.submit("fails"), fn.submit("runs on")
         wait_until(lambda: fn.stats.in_flight == 2)
         gates["fails"].set()
@@ -104,7 +104,7 @@ def test_a_failure_within_the_library_ends_its_calls_and_not_the_loop(
 
     async def main() -> None:
         with monkeypatch.context() as patch:
-            patch.setattr(EventLoopRuntime, "_finish", fail)
+            patch.setattr(EventLoopRuntime, "finish", fail)
             with pytest.raises(batched.BatcherClosed, match="its worker failed"):
                 await fn(1)
         assert await fn(2) == 2

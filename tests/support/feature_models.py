@@ -336,7 +336,6 @@ def examples(
         },
         "spread_kwargs": draw(st.booleans()),
         "max_concurrent_batches": draw(st.sampled_from([1, 1, 1, 2])),
-        "prefetch": 0 if scenario.kind == "aio-coroutine" else draw(st.sampled_from([0, 0, 0, 1])),
         "length": draw(st.sampled_from([None, None, tokens])),
         "max_batch_tokens": draw(st.sampled_from([None, None, None, 6, 20])),
     }

@@ -436,6 +436,103 @@ async def in_tests() -> None:
     batched.testing.hold(write)
 
 
-async def progress() -> None:
-    assert_type(embed.map(["text"], progress=True), Generator[Vector])
-    assert_type(fetch.map([1], progress=True), AsyncGenerator[str])
+@batched.dynamically(unpack=True, batch_size=8)
+def score(queries: list[str], passages: list[bytes], *, scale: float = 1.0) -> list[float]:
+    return [scale for _ in queries]
+
+
+@batched.dynamically(unpack=True)
+def of_three(a: list[str], b: list[int], c: list[bytes]) -> list[float]:
+    raise NotImplementedError
+
+
+@batched.dynamically(unpack=True, prepare=tuple)
+def of_four(a: list[str], b: list[int], c: list[bytes], d: list[float]) -> list[float]:
+    raise NotImplementedError
+
+
+@batched.aio.dynamically(unpack=True)
+async def score_later(queries: list[str], passages: list[int], *, scale: float = 1) -> list[float]:
+    return [scale for _ in queries]
+
+
+class Scorer:
+    @batched.dynamically(unpack=True)
+    def score(self, queries: list[str], passages: list[int]) -> list[float]:
+        raise NotImplementedError
+
+    @batched.aio.dynamically(unpack=True)
+    async def later(self, a: list[str], b: list[int], c: list[bytes]) -> list[float]:
+        raise NotImplementedError
+
+    @batched.dynamically(unpack=True)
+    def of_four(self, a: list[str], b: list[int], c: list[bytes], d: list[float]) -> list[float]:
+        raise NotImplementedError
+
+
+async def parts(scorer: Scorer) -> None:
+    assert_type(score("q", b"p"), float)
+    assert_type(score("q", b"p", scale=2.0), float)
+    assert_type(score([("q", b"p")], scale=2.0), list[float])
+    assert_type(score.submit(("q", b"p")), Future[float])
+    assert_type(score.map([("q", b"p")]), Generator[float, None, None])
+    assert_type(await score.acall("q", b"p"), float)
+    assert_type(await score.acall([("q", b"p")]), list[float])
+    assert_type(score.with_options(batch_size=3)("q", b"p"), float)
+    assert_type(of_three("q", 3, b""), float)
+    assert_type(of_four("q", 3, b"", 1.0), float)
+    assert_type(await score_later("q", 3, scale=2.0), float)
+    assert_type(await score_later.acall([("q", 3)]), list[float])
+    assert_type(score_later.map([("q", 3)]), AsyncGenerator[float, None])
+    assert_type(scorer.score("q", 3), float)
+    assert_type(scorer.score([("q", 3)]), list[float])
+    assert_type(await scorer.later("q", 3, b""), float)
+    assert_type(scorer.of_four.submit(("q", 3, b"", 1.0)), Future[float])
+
+
+eager = batched.dynamically(flush="eager")
+eager_later = batched.aio.inference.dynamically(flush="eager")
+
+
+@eager
+def first(items: list[int], plus: int = 0) -> list[str]:
+    raise NotImplementedError
+
+
+@eager(batch_size=8, timeout_ms=None)
+def second(items: list[float]) -> list[bytes]:
+    raise NotImplementedError
+
+
+@eager_later
+def third(features: Features) -> Features:
+    raise NotImplementedError
+
+
+@eager_later(spread_kwargs=True)
+async def fourth(ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    raise NotImplementedError
+
+
+@batched.aio.inference.dynamically(prepare=tokens_of)
+async def fifth(features: Features) -> Features:
+    raise NotImplementedError
+
+
+@batched.aio.continuously(prepare=tokens_of)
+async def sixth(rows: batched.Rows[list[int], float]) -> None:
+    raise NotImplementedError
+
+
+async def reused() -> None:
+    assert_type(first(1, plus=2), str)
+    assert_type(second(1.0), bytes)
+    assert_type(await third({"ids": [[1]]}), Features)
+    assert_type(await fourth(ids=[[1]]), NDArray[np.int64])
+    assert_type(await fifth("text"), Features)
+    assert_type(await sixth("text"), float)
+
+
+def modules() -> None:
+    print(batched.asgi, batched.testing, batched.tracing)
+    batched.metrics.prometheus()

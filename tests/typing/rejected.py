@@ -63,7 +63,12 @@ async def calls(model: Model) -> None:
     print(text)
 
 
+print(batched.batch)  # wrong
 batched.dynamically(batchsize=3)  # wrong
+batched.dynamically(prepare=3)  # wrong
+batched.dynamically(prefetch=1)  # wrong
+batched.inference.dynamically(unpack=True)  # wrong
+batched.continuously(flush="eager")  # wrong
 batched.dynamically(batch_size="3")  # wrong
 batched.dynamically(flush="sometimes")  # wrong
 batched.dynamically(pad_token={"ids": 1})  # wrong
@@ -123,4 +128,31 @@ def in_tests(model: Model) -> None:
         held.wait_for("3")  # wrong
     batched.testing.hold(len)  # wrong
     batched.testing.hold(Model.embed)  # wrong
-    embed.map(["text"], progress="yes")  # wrong
+
+
+@batched.dynamically(unpack=True)
+def score(queries: list[str], passages: list[bytes], *, scale: float = 1.0) -> list[float]:
+    return [scale for _ in queries]
+
+
+@batched.aio.dynamically(unpack=True)
+async def score_later(queries: list[str], passages: list[bytes]) -> list[float]:
+    raise NotImplementedError
+
+
+@batched.dynamically(unpack=True)  # wrong
+def of_one(queries: list[str]) -> list[float]:
+    raise NotImplementedError
+
+
+async def parts() -> None:
+    score("q")  # wrong
+    score("q", 3)  # wrong
+    score("q", b"p", b"p")  # wrong
+    score(["q"], [b"p"])  # wrong
+    score([("q", 3)])  # wrong
+    score([("q", b"p")], scale="2")  # wrong
+    score.submit("q", b"p")  # wrong
+    score.map(["q"])  # wrong
+    await score.acall("q")  # wrong
+    await score_later("q", 3)  # wrong

@@ -8,7 +8,7 @@ may have data of the whole batch, so they are left out. Any other mapping become
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ...errors import BatchFunctionError
@@ -25,7 +25,8 @@ def tree_flatten(output: Any) -> list[tuple[Path, Array]]:
     Raises:
         BatchFunctionError: `output` has a leaf without rows, or no leaves.
     """
-    found = list(_iter_leaves(output, ()))
+    found: list[tuple[Path, Array]] = []
+    _add_leaves(found, output, ())
     if not found:
         raise BatchFunctionError(
             f"the output is {type(output).__name__} and holds no array or "
@@ -70,45 +71,36 @@ def describe(path: Path) -> str:
     return f"{dotted_path(path)!r} in the output" if path else "the output"
 
 
-def _iter_leaves(output: Any, path: Path) -> Iterator[tuple[Path, Array]]:
+def _add_leaves(found: list[tuple[Path, Array]], output: Any, path: Path) -> None:
     if output is None:
         return
     if is_array(output):
-        if not output.ndim:
+        if not is_dense(output) or not output.ndim:
+            kind = "a single value" if is_dense(output) else "a sparse or nested tensor"
             raise BatchFunctionError(
-                f"{describe(path)} is a single value and cannot be split; it "
-                "must have one row per item"
+                f"{describe(path)} is {kind}, which cannot be split into rows: return a dense "
+                "array with one row per item"
             )
-        if not is_dense(output):
-            layout = "nested tensor" if output.is_nested else f"tensor of layout {output.layout}"
-            raise BatchFunctionError(
-                f"{describe(path)} is a {layout}, which cannot be split into rows; return a dense "
-                "one"
-            )
-        yield path, output
+        found.append((path, output))
     elif (children := _list_children(output)) is not None:
         for key, value in children:
-            yield from _iter_leaves(value, (*path, key))
+            _add_leaves(found, value, (*path, key))
     else:
         if is_unawaited(output):
             raise BatchFunctionError(f"{describe(path)} is {UNAWAITED}")
-        kind = type(output).__name__
-        hint = ""
-        if kind.endswith("Cache"):
-            hint = "; call the model with use_cache=False"
-        elif path and isinstance(path[-1], int):
-            hint = "; a list is several outputs, not rows: return an array or tensor, no tolist()"
         raise BatchFunctionError(
-            f"{describe(path)} is of type {kind}, which cannot be split into rows{hint}"
+            f"{describe(path)} is of type {type(output).__name__}, which cannot be split into rows "
+            "(a list is several outputs, not rows: return an array or tensor, no tolist(); models "
+            "return no cache if told use_cache=False)"
         )
 
 
-def _list_children(node: Any) -> list[tuple[Any, Any]] | None:
+def _list_children(node: Any) -> Iterable[tuple[Any, Any]] | None:
     """Return the keys and values of a container, or None for any other object."""
     if isinstance(node, Mapping):
-        return list(node.items())
+        return node.items()
     if isinstance(node, (list, tuple)):
-        return list(enumerate(node))
+        return enumerate(node)
     if dataclasses.is_dataclass(node) and not isinstance(node, type):
         return [(field.name, getattr(node, field.name)) for field in dataclasses.fields(node)]
     return None

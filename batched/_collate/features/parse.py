@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import sys
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -13,22 +13,10 @@ from ..arrays import Array, find_imported, is_array, is_dense, ready_events
 from ..lengths import validate_lengths
 from .devices import Devices
 from .settings import FeatureSettings
-from .spec import (
-    CACHE_LIMIT,
-    CpuTensorSpec,
-    FeatureSpec,
-    NumpySpec,
-    TensorSpec,
-)
+from .spec import CallSpec, CpuTensorSpec, FeatureSpec, TensorSpec, Widths, cache
 
-IMAGE_AXES: Final = 2
-"""Least number of axes after the length of a row for which rows are treated as images.
-
-The axes are channels, height and width, in any order. They match the length of tokens only by
-accident.
-"""
-
-logger = logging.getLogger("batched")
+PLAIN: Final = {"ndarray", "memmap", "recarray"}
+"""Classes of numpy that can be joined without loss, unlike masked arrays and matrices."""
 
 if TYPE_CHECKING:
     import numpy
@@ -46,13 +34,11 @@ class Features:
     Each feature has its own width.
     """
 
-    specs: tuple[FeatureSpec, ...]
-    arrays: tuple[Array, ...]  # passed to the function if the call is alone in its batch
-    views: tuple[Array, ...]  # views of the arrays, used to read blocks of rows
-    widths: tuple[int, ...]  # length of the rows of each array; 1 if they have none
+    spec: CallSpec
+    arrays: list[Array]  # passed to the function if the call is alone in its batch
+    widths: Widths
     rows: int
-    # padded positions of each row, if the caller passed rows of different lengths
-    padding: list[int]
+    padding: int  # padded positions of all rows, if the caller passed rows of different lengths
     longest: int  # length of the rows in the batch function
     # events that mark the end of pending GPU computations of the arrays
     ready_events: list[Any]
@@ -67,15 +53,16 @@ class FeatureParser:
         settings: FeatureSettings,
         length: Callable[[Any], Any] | None,
         devices: Devices,
-        warned: set[str],
     ) -> None:
         self._name = name  # name of the batch function, for error messages
         self._settings = settings
         self._length = length  # of one row: a dict of features without their first axis
         # devices of the function, not resolved yet; None after a call
         self._devices: Devices | None = devices
-        self._warned = warned  # warnings that have been logged
         self._specs: dict[Hashable, FeatureSpec] = {}  # by name, dtype, device and axes
+        # by all of these, and classes: specs of a call, and numbers of the features to make plain
+        self._calls: dict[Hashable, tuple[CallSpec, list[int]]] = {}
+        self._interned: dict[tuple[FeatureSpec, ...], CallSpec] = {}
 
     def parse(self, given: Mapping[str, Any]) -> Features:
         """Return the features of one call.
@@ -84,87 +71,90 @@ class FeatureParser:
             CollationError: the call has no feature, a feature of an unknown type, no rows, or
                 features with different numbers of rows.
         """
-        if not given:
-            raise CollationError(f"{self._name} needs at least one feature, got an empty mapping")
-        devices = self._devices
-        if devices is not None:
-            devices.resolve()
+        if self._devices is not None:
+            self._devices.resolve()
             self._devices = None
-            self._warn_of_unknown(given)
-        parsed: list[tuple[FeatureSpec, Array, Array, int]] = []
-        padding: list[list[int]] = []
-        fixed = False  # whether rows of some feature are never padded
-        for name, value in given.items():
+        arrays: list[Array] = list(given.values())
+        padding = 0
+        for number, (name, value) in enumerate(given.items()):
+            if isinstance(value, list) and value:
+                arrays[number], padded = self._stack(name, value)
+                padding += padded
+        key: list[Any] = []
+        lengths: list[int] = []
+        sizes: set[int] = set()
+        known = None
+        try:
+            for name, array in zip(given, arrays, strict=True):
+                shape, kind = array.shape, type(array)
+                rank = len(shape)
+                lengths.append(shape[1] if rank > 1 else 1)
+                sizes.add(shape[0])
+                key += name, kind, array.dtype, rank, shape[2:]
+                key += getattr(array, "device", None), getattr(array, "layout", None)
+            known = self._calls.get(tuple(key))
+        except Exception:  # some are no arrays: `_inspect` refuses them
+            key.clear()
+        spec, unplain = known or self._add_call(tuple(key), given, arrays)
+        if len(sizes) != 1 or 0 in sizes:
+            shapes = ", ".join(f"{name} {_describe(value)}" for name, value in given.items())
+            raise CollationError(
+                f"{self._name} needs at least one feature, and all with the same number of rows, "
+                f"at least one, on their first axis, got {shapes or 'an empty mapping'}"
+            )
+        for number in unplain:
+            arrays[number] = _make_plain(arrays[number])
+        widths = tuple(lengths)
+        if spec.is_fixed:
+            spec = spec.by_widths.get(widths) or cache(
+                spec.by_widths, widths, self._intern(spec.fix_lengths(widths))
+            )
+        if self._length is None:
+            longest = 0
+            for number in spec.measured:
+                longest = max(longest, widths[number])
+            step = self._settings.pad_to_multiple_of
+            longest = -(-longest // step) * step
+        else:
+            rows = [dict(zip(given, row, strict=True)) for row in zip(*arrays, strict=True)]
+            longest = max(validate_lengths(self._name, list(map(self._length, rows))))
+        events = ready_events(arrays)
+        return Features(spec, arrays, widths, sizes.pop(), padding, longest, events)
+
+    def _add_call(
+        self, key: Hashable, given: Iterable[str], arrays: list[Array]
+    ) -> tuple[CallSpec, list[int]]:
+        """Return the specs of a call, and the numbers of the features that `_make_plain` changes.
+
+        Raises:
+            CollationError: a feature is no array of rows.
+        """
+        specs: list[FeatureSpec] = []
+        unplain: list[int] = []
+        for number, (name, array) in enumerate(zip(given, arrays, strict=True)):
             if not isinstance(name, str):
                 raise CollationError(f"{self._name}: features are named by strings, got {name!r}")
-            array = value
-            if isinstance(value, list):
-                array, padded = self._stack(name, value)
-                padding.append(padded)
-            feature = self._inspect(name, array)
-            fixed = fixed or feature[0].is_fixed
-            parsed.append(feature)
-        columns: Any = zip(*parsed, strict=True)
-        specs, arrays, views, widths = columns
-        rows = set(map(len, views))
-        if len(rows) != 1 or 0 in rows:
-            shapes = ", ".join(f"{name} {_describe(value)}" for name, value in given.items())
-            need = (
-                " needs at least one row"
-                if rows == {0}
-                else ": all features need the same number of rows on their first axis"
-            )
-            raise CollationError(f"{self._name}{need}, got {shapes}")
-        if fixed:
-            specs = _with_lengths(specs, widths)
-        return Features(
-            specs,
-            arrays,
-            views,
-            widths,
-            rows=len(views[0]),
-            padding=[sum(positions) for positions in zip(*padding, strict=True)],
-            longest=self._measure(specs, arrays, widths),
-            ready_events=ready_events(arrays) if TensorSpec in map(type, specs) else [],
-        )
+            spec, plain = self._inspect(name, array)
+            specs.append(spec)
+            if type(plain) is not type(array) or (hasattr(array, "is_conj") and spec.kind in "fc"):
+                unplain.append(number)
+        return cache(self._calls, key, (self._intern(tuple(specs)), unplain))
 
-    def _warn_of_unknown(self, given: Mapping[str, Any]) -> None:
-        """Warn if `pad_token` names a feature that the first call does not have."""
-        unknown = [name for name in self._settings.pad_token if name not in given]
-        if unknown and "pad_token" not in self._warned:
-            self._warned.add("pad_token")
-            logger.warning(
-                "%s: pad_token names %s, which the first call does not pass: its features are %s",
-                self._name,
-                ", ".join(unknown),
-                ", ".join(map(str, given)),
-            )
+    def _intern(self, specs: tuple[FeatureSpec, ...]) -> CallSpec:
+        return self._interned.get(specs) or cache(self._interned, specs, CallSpec(specs))
 
-    def _inspect(self, name: str, array: Any) -> tuple[FeatureSpec, Array, Array, int]:
-        """Return the spec of `array`, the plain array, its view, and the length of its rows.
-
-        The plain array has no gradient graph. The length is 1 for rows without an axis.
-        """
-        # a module that another thread is importing may not have its type yet
-        tensor: Any = getattr(sys.modules.get("torch"), "Tensor", ())
-        ndarray: Any = getattr(sys.modules.get("numpy"), "ndarray", ())
+    def _inspect(self, name: str, array: Any) -> tuple[FeatureSpec, Array]:
+        """Return the spec of `array`, and the plain array."""
         kind: type[FeatureSpec]
-        if isinstance(array, tensor) and is_dense(array):
-            device = array.device
-            kind = CpuTensorSpec if device.type == "cpu" else TensorSpec
-            if array.requires_grad or array.is_conj() or array.is_neg():
-                array = array.detach().resolve_conj().resolve_neg()
-            if type(array) is not tensor:
-                array = array.as_subclass(tensor)  # its type in a batch
-        elif isinstance(array, ndarray) and _is_plain(array):
-            device, kind = None, NumpySpec
-            if type(array) is not ndarray:
-                array = array.view(ndarray)
+        if isinstance(array, find_imported("torch", "Tensor")) and is_dense(array):
+            kind, device = TensorSpec, array.device
+        elif type(array).__name__ in PLAIN and isinstance(array, find_imported("numpy", "ndarray")):
+            kind, device = FeatureSpec, None
         else:
             raise CollationError(
                 f"{self._name}: {name} must be a dense array or tensor, or a list of them, one for "
-                "each row, "
-                f"got {_describe(array)}{_hint(array)}"
+                f"each row, got {_describe(array)}; a feature that is None is left out, and "
+                'tokenizers return arrays if told return_tensors="np" or "pt"'
             )
         if not array.ndim:
             raise CollationError(
@@ -172,103 +162,56 @@ class FeatureParser:
                 f"value of {array.dtype}; a value for all rows goes next to the features, "
                 f"(features, {name}=...)"
             )
-        shape = array.shape
-        rank = len(shape)
-        key = name, array.dtype, device, rank, shape[2:] if rank > 2 else ()
+        view = plain = _make_plain(array)
+        key = name, plain.dtype, device, plain.ndim, plain.shape[2:]
         spec = self._specs.get(key)
         if spec is None:
-            if len(self._specs) >= CACHE_LIMIT:
-                self._specs.clear()
+            if getattr(device, "type", "") == "cpu":
+                with suppress(TypeError):  # a dtype that numpy lacks
+                    view, kind = plain.numpy(), CpuTensorSpec
             try:
-                if kind is CpuTensorSpec and not _has_numpy_dtype(array):
-                    kind = TensorSpec
-                spec = self._specs.setdefault(
-                    key, kind(name, array, self._settings.pad_token.get(name))
-                )
-            # from torch, for quantized numbers or numbers of less than a byte
-            except (RuntimeError, TypeError):
+                made = kind(name, view, self._settings.pad_token.get(name))
+            # or torch raised it, for quantized numbers or numbers of less than a byte
+            except (RuntimeError, TypeError, ValueError) as error:
                 raise CollationError(
-                    f"{self._name}: {name} is of {array.dtype}, of which no batch can be made"
+                    f"{self._name}: {name} is of {array.dtype}, of which no batch can be made: "
+                    f"{error}"
                 ) from None
-            except CollationError as error:
-                raise CollationError(f"{self._name}: {error}") from None
-        return spec, array, spec.view(array), shape[1] if rank > 1 else 1
+            spec = cache(self._specs, key, made)
+        return spec, plain
 
-    def _stack(self, name: str, rows: list[Any]) -> tuple[Array, list[int]]:
-        """Return the array [rows, longest, ...] of `rows`, and the padded positions of each row."""
-        if not rows:
-            raise CollationError(
-                f"{self._name}: {name} is an empty list; a feature has one row per item"
-            )
-        parsed = [
-            self._inspect(
-                name,
-                row[None]
-                if isinstance(row, find_imported("numpy", "generic"))
-                or (is_array(row) and is_dense(row))
-                else row,
-            )
-            for row in rows
-        ]
-        spec = parsed[0][0].widest([each for each, *_ in parsed])
-        for number, (other, *_) in enumerate(parsed):
-            if other != spec:
+    def _stack(self, name: str, rows: list[Any]) -> tuple[Array, int]:
+        """Return the array [rows, longest, ...] of `rows`, and the number of padded positions."""
+        blocks: list[Array] = []
+        specs: list[FeatureSpec] = []
+        generic = find_imported("numpy", "generic")
+        for row in rows:
+            is_row = isinstance(row, generic) or (is_array(row) and is_dense(row))
+            spec, block = self._inspect(name, row[None] if is_row else row)
+            if specs and spec != specs[0]:
                 raise CollationError(
                     f"{self._name}: the rows of {name} must agree in dtype, device and all axes "
-                    "but the first, "
-                    f"got {_describe(rows[0])} and, as row {number}, {_describe(rows[number])}"
+                    f"but the first, got {_describe(rows[0])} and, as row {len(specs)}, "
+                    f"{_describe(row)}"
                 )
-        blocks = [view for _, _, view, _ in parsed]
-        widths = [width for *_, width in parsed]
+            specs.append(spec)
+            blocks.append(block)
+        widths = [block.shape[1] if block.ndim > 1 else 1 for block in blocks]
         width = max(widths)
-        array, out = spec.allocate(spec.shape(len(rows), width))
-        spec.fill(out, blocks, width, left=self._settings.padding_side == "left")
-        return array, [width - own for own in widths]
-
-    def _measure(
-        self, specs: tuple[FeatureSpec, ...], arrays: tuple[Array, ...], widths: tuple[int, ...]
-    ) -> int:
-        """Return the length of the longest row in the batch function.
-
-        Without the user's `length` it is the greatest width of token features or, if there are
-        none, of all features, rounded up by the settings.
-        """
-        if self._length is not None:
-            names = [spec.name for spec in specs]
-            rows = (dict(zip(names, row, strict=True)) for row in zip(*arrays, strict=True))
-            return max(validate_lengths(self._name, list(map(self._length, rows))))
-        tokens = [width for spec, width in zip(specs, widths, strict=True) if spec.is_token]
-        return self._settings.round_up(max(tokens or widths))
+        left = self._settings.padding_side == "left"
+        array = specs[0].join(blocks, len(rows), width, left=left)
+        return array, width * len(rows) - sum(widths)
 
 
-def _with_lengths(
-    specs: tuple[FeatureSpec, ...], widths: tuple[int, ...]
-) -> tuple[FeatureSpec, ...]:
-    """Return `specs` of features with rows of these lengths, `widths`.
-
-    If a feature is never padded, the length of its rows becomes part of its spec.
-    """
-    padded: dict[int, FeatureSpec] = {}  # by length
-    for spec, width in zip(specs, widths, strict=True):
-        if spec.is_sequence and not spec.is_fixed:
-            padded.setdefault(width, spec)
-    return tuple(
-        [
-            spec.with_length(
-                width if len(spec.trailing) >= IMAGE_AXES else padded.get(width, width)
-            )
-            if spec.is_fixed
-            else spec
-            for spec, width in zip(specs, widths, strict=True)
-        ]
-    )
-
-
-def _hint(value: Any) -> str:
-    if value is None:
-        return "; leave it out"
-    hint = '; tokenizers return arrays if told return_tensors="np" or "pt"'
-    return hint if isinstance(value, (list, int)) else ""
+def _make_plain(array: Array) -> Array:
+    """Return `array` without a graph of gradients, and as of no subclass."""
+    if not hasattr(array, "requires_grad"):
+        ndarray = sys.modules["numpy"].ndarray
+        return array if type(array) is ndarray else array.view(ndarray)
+    if array.requires_grad or array.is_conj() or array.is_neg():
+        array = array.detach().resolve_conj().resolve_neg()
+    tensor = sys.modules["torch"].Tensor
+    return array if type(array) is tensor else array.as_subclass(tensor)
 
 
 def _describe(value: Any) -> str:
@@ -276,36 +219,8 @@ def _describe(value: Any) -> str:
     kind = type(value)
     if isinstance(value, list):
         return f"a list of {len(value)}"
-    if not is_array(value) and not (hasattr(value, "shape") and hasattr(value, "dtype")):
+    if not is_array(value):
         return f"{value!r:.40} of type {kind.__qualname__}"
-    name = "" if kind.__name__ in ("ndarray", "Tensor") else f" {kind.__qualname__}"
-    dtype = str(value.dtype).replace("torch.", "")
     shape = "(nested)" if getattr(value, "is_nested", False) else tuple(value.shape)
-    text = f"{kind.__module__.partition('.')[0]}{name} {dtype} {shape}"
-    if is_array(value) and not is_dense(value):
-        text += f" of layout {value.layout}"
-    if str(getattr(value, "device", "cpu")) != "cpu":
-        text += f" on {value.device}"
-    return text
-
-
-def _has_numpy_dtype(tensor: Any) -> bool:
-    try:
-        tensor[:0].numpy()
-    except TypeError:
-        return False
-    return True
-
-
-def _is_plain(array: Any) -> bool:
-    """Return whether a numpy array can be concatenated without loss.
-
-    Masked arrays cannot, nor can subclasses with rules of their own.
-    """
-    numpy = sys.modules["numpy"]
-    if type(array) is numpy.ndarray:
-        return True
-    special = (numpy.matrix, *find_imported("numpy.ma", "MaskedArray"))
-    return type(array).__array_function__ is numpy.ndarray.__array_function__ and not isinstance(
-        array, special
-    )
+    text = f"{kind.__module__}.{kind.__qualname__} of {value.dtype} {shape}"
+    return f"{text}, {value.layout}, on {value.device}" if hasattr(value, "layout") else text

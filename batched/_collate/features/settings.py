@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from numbers import Number
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -58,61 +59,38 @@ class FeatureSettings:
                 "pad_token must map names of features to the numbers that fill them, as in "
                 f"{{'input_ids': 0}}, got {pads!r}"
             )
-        object.__setattr__(self, "pad_token", dict(pads))
         if self.padding_side not in ("right", "left"):
             raise ValueError(f"padding_side must be 'right' or 'left', got {self.padding_side!r}")
         check_whole("pad_to_multiple_of", self.pad_to_multiple_of)
         if not isinstance(self.spread_kwargs, bool):
             raise TypeError(f"spread_kwargs must be True or False, got {self.spread_kwargs!r}")
-        self._check_unpad()
+        if self.unpad is not False and self.unpad != "auto":
+            self._check_unpad()
         for name in ("device", "output_device"):
-            _check_device(name, getattr(self, name))
+            device = getattr(self, name)
+            if device is not None:
+                import torch
+
+                try:
+                    object.__setattr__(self, name, torch.device(device))
+                except (RuntimeError, TypeError) as error:
+                    raise ValueError(f"{name}={device!r}: {error}") from None
 
     def round_up(self, width: int) -> int:
         """Return `width` rounded up to a multiple of `pad_to_multiple_of`."""
         return -(-width // self.pad_to_multiple_of) * self.pad_to_multiple_of
 
     def _check_unpad(self) -> None:
-        unpad = self.unpad
-        if unpad is False or unpad == "auto":
-            return
-        allowed = (
-            "unpad must be 'auto', False, or map paths in the output to axes and the features they "
-            "follow"
-        )
-        if not isinstance(unpad, Mapping):
-            raise TypeError(f"{allowed}, got {unpad!r}")
-        for path, axes in unpad.items():
-            if not (isinstance(path, str) and isinstance(axes, Mapping)) or not all(
-                isinstance(axis, int) and not isinstance(axis, bool) and isinstance(feature, str)
-                for axis, feature in axes.items()
-            ):
-                raise TypeError(
-                    f"{allowed}, such as {{'last_hidden_state': {{1: 'input_ids'}}}}, "
-                    f"got {path!r}: {axes!r}"
-                )
-            if 0 in axes:
-                raise ValueError(f"unpad cannot cut axis 0 of {path!r}, which has the rows")
-        object.__setattr__(self, "unpad", {path: dict(axes) for path, axes in unpad.items()})
-
-
-def _check_device(name: str, device: Device | None) -> None:
-    if device is None:
-        return
-    try:
-        import torch
-    except ModuleNotFoundError:
-        raise ValueError(f"{name}={device!r} needs torch, which is not installed") from None
-    try:
-        kind = torch.device(device).type
-    except (RuntimeError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"{name} must be a device of torch, got {device!r}: {str(error).splitlines()[0]}"
-        ) from None
-    # a look for a device itself would break forks
-    built = {"cuda": torch.backends.cuda, "mps": torch.backends.mps}.get(kind)
-    if built is not None and not built.is_built():
-        raise ValueError(
-            f"{name}={device!r}, but this build of torch, {torch.__version__}, "
-            f"has no {kind.upper()}"
-        )
+        unpad: Any = self.unpad
+        if not isinstance(unpad, Mapping) or not all(
+            isinstance(path, str)
+            and isinstance(axes, Mapping)
+            and all(type(axis) is int and isinstance(name, str) for axis, name in axes.items())
+            for path, axes in unpad.items()
+        ):
+            raise TypeError(
+                "unpad must be 'auto', False, or map paths in the output to axes and the features "
+                f"they follow, such as {{'last_hidden_state': {{1: 'input_ids'}}}}, got {unpad!r}"
+            )
+        if 0 in chain(*unpad.values()):
+            raise ValueError("unpad cannot cut axis 0, which has the rows")

@@ -77,7 +77,7 @@ class Target:
         prepare, owner = self.options.prepare, parts_of(self.batched).owner
         if prepare is None:
             return lambda item: item
-        preparation = FunctionPreparation(prepare, 0, of_features=self.takes_features)
+        preparation = FunctionPreparation(prepare, 0)
         return lambda item: preparation.prepare(item, {}, owner)
 
     @property
@@ -92,7 +92,7 @@ class Target:
 
         def call_with_features(features: dict[str, Any]) -> Any:
             send = execution.collator.devices.to_function  # type: ignore[attr-defined]
-            sent = {name: send(rows) for name, rows in features.items()}
+            sent = send(features)
             return func(**sent) if spreads else func(sent)
 
         async def acall(item: Any) -> Any:

@@ -36,7 +36,7 @@ from ..._core.request import Batch, Slice
 from ..._execution.attempts import Outcomes
 from ..._execution.exceptions import trim_traceback
 from ..._execution.execution import Execution
-from ..._execution.memory import drop_locals, is_out_of_memory
+from ..._execution.memory import is_out_of_memory, release_memory
 from ..._runtime.async_backend import ends_current_task
 from ..._services.failures import error_text, is_memory_error
 from ...errors import BatchFunctionError, BatchSizeMismatch, TimeLimitExceeded
@@ -234,7 +234,7 @@ class BatchRun:
             if limit.expired() and isinstance(error, TimeoutError):
                 raise time_limit_exceeded(self._step) from error
             if is_memory_error(error):  # later, frames that cannot be cleared are above the user's
-                drop_locals(trim_traceback(error))
+                release_memory(trim_traceback(error))
             raise
 
     def _splits(self, error: BaseException) -> bool:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import gc
 import inspect
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
 import cloudpickle
 
 from ..._collate.lengths import validate_lengths
-from ..._core.capacity import Capacity
+from ..._core.capacity import Capacity, Room
+from ..._core.request import Batch, Request
+from ..._execution.attempts import finish_now
 from ..._execution.execution import never
 from ..._execution.memory import is_out_of_memory
-from ..._execution.steps import ListSource, run_steps, run_steps_async
 from ..._services.failures import error_text
+from ..._steps.execution import run_steps
+from ..._steps.rows import AnyRow, Row
 from ...errors import RemoteError
 from ..step import Step, in_steps, unwrap
 
@@ -71,19 +75,65 @@ class _ListFunction:
         """Return the results, or an awaitable of them."""
         step, length = self._step, self._options.item_length
         lengths = None if length is None else validate_lengths(step.name, list(map(length, items)))
-        source = ListSource(items, self._capacity, lengths)
-
-        def call(rows: Any) -> Any:
-            return self._func(rows, *args, *step.args, **step.kwargs)
-
+        source = _ListSource(items, self._capacity, lengths)
+        ends_task = never if step.is_coroutine else None
+        run = run_steps(
+            lambda rows: self._func(rows, *args, *step.args, **step.kwargs),
+            source,
+            step.name,
+            is_out_of_memory,
+            ends_task,
+        )
         if step.is_coroutine:
-            return self._await(call, source)
-        run_steps(call, source, step.name, is_out_of_memory)
+            return _results(run, source)
+        finish_now(run)
         return source.results
 
-    async def _await(self, call: Callable[..., Any], source: ListSource) -> list[Any]:
-        await run_steps_async(call, source, self._step.name, is_out_of_memory, never)
-        return source.results
+
+async def _results(run: Coroutine[Any, Any, None], source: _ListSource) -> list[Any]:
+    await run
+    return source.results
+
+
+class _ListSource:
+    """Rows of a list of items, without callers. `results` has the outcomes in their order.
+
+    A failed row has its exception there. An error that the function raises is raised.
+    """
+
+    def __init__(self, items: list[Any], capacity: Capacity, lengths: list[int] | None) -> None:
+        request = Request(items, len(items), None, waker=self, listed=True, lengths=lengths)
+        self.capacity = capacity
+        self.again: deque[AnyRow] = deque(
+            [Row(self, Batch([(request, at, at + 1)], 1, "eager", 0.0)) for at in range(len(items))]
+        )
+        self.readers: list[Any] = []
+        self.results: list[Any] = [None] * len(items)
+
+    def join(self, _: Room) -> list[AnyRow]:
+        """Return nothing: all rows are in `again`."""
+        return []
+
+    def end(self, row: AnyRow, outcome: Any) -> None:
+        """Keep the outcome of a row."""
+        self.results[row.batch.slices[0][1]] = outcome
+
+    def fail(self, rows: list[AnyRow], error: BaseException | None) -> None:
+        """Raise the error of a call that has left rows without an outcome."""
+        try:
+            if rows and error is not None:
+                raise error
+        finally:
+            del rows, error  # the traceback holds this frame
+
+    def stepped(self, _: int) -> None:
+        """Do nothing: steps are not counted."""
+
+    def too_big(self, _: int) -> None:
+        """Do nothing: `capacity` knows."""
+
+    def stall(self) -> None:
+        """Do nothing: a run shows its progress."""
 
 
 class _Models:

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import cloudpickle
 
-from ..._execution.memory import drop_locals, free_cache
+from ..._execution.memory import release_memory
 from ..._services.failures import RemoteMemoryError, to_remote
 from ...errors import RemoteError
 from ..step import Step
@@ -87,9 +87,7 @@ class Server:
         except BaseException as error:
             remote = to_remote(error, self._on)
             if isinstance(remote, RemoteMemoryError):
-                drop_locals(error)
-                with suppress(BaseException):  # another module may be named torch
-                    free_cache()
+                release_memory(error)
             return pickled(remote)
         try:
             return pickled((output,), buffers)

@@ -77,7 +77,6 @@ class Stage:
                 flush="window",  # hold a batch until it is full
                 timeout_ms=1e15,
                 max_concurrent_batches=self.limit if step.models else self._room,
-                prefetch=0,
                 max_queue_size=None,
                 queue_timeout_ms=None,
             )
@@ -91,7 +90,7 @@ class Stage:
         self._most_useless = max(USELESS_BATCHES * policy.batch_size, USELESS_ROWS)
         self._auto = AutoSize(step.batch_size) if isinstance(step.batch_size, Auto) else None
         if self._auto:
-            self._scheduler.capacity.batch_size = self._auto.size
+            self._scheduler.resize(self._auto.size)
         self._observer = (
             None if options.on_batch is None else make_observer(step.name, options.on_batch)
         )
@@ -263,7 +262,7 @@ class Stage:
         self._scheduler.finished(batch, now)
         if self._auto and batch.fitted and batch.attempts == 1:
             size = self._auto.next(batch.size, outcome.seconds)
-            self._scheduler.capacity.batch_size = size
+            self._scheduler.resize(size)
         if self._observer is not None:
             self._observer(batch, (outcome.slices, outcome.results, outcome.tried))
         verdicts.note_batch(failures, succeeded=bool(good), started=batch.started, now=now)

@@ -100,7 +100,7 @@ class Transform:
         else:
             if request.order is not None:
                 request.waker = [rows[place] for place in request.order]
-                request.order = None  # results stay in the order of the items
+                request.order = request.places = None  # results stay in the order of the items
             request.separate = True
             yield request
 
@@ -130,10 +130,9 @@ class Transform:
 
 def take_row(request: Request, place: int) -> tuple[Row, Request | None]:
     """Return the row of the waiting item at `place`, and a request for all other waiting items."""
-    spans = [(request.dispatched, request.size)]
+    waiting = list(range(request.dispatched, request.size))
     if request.lengths is not None:
-        spans = request.remaining.spans
-    waiting = [position for start, stop in spans for position in range(start, stop)]
+        waiting = list(request.remaining)
     row: Row = request.waker[waiting.pop(place)]
     if not waiting:
         return row, None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -55,8 +54,8 @@ class Tensor:
     def to(self, device: Any, **_: Any) -> Tensor:
         return Tensor(device, len(self))
 
-    def record_stream(self, stream: Any) -> None:
-        sys.modules["torch"].log.append(("keep for", stream))
+    def pin_memory(self) -> Tensor:
+        return self
 
 
 class Stream:
@@ -92,24 +91,19 @@ class FakeTorch(ModuleType):
                 synchronize=lambda: self.log.append("wait"),
             ),
             current_stream=self.current_stream,
-            device=self.on_device,
-            Stream=lambda: f"new stream of {self.current.device}",
-            set_stream=lambda stream: setattr(self.current, "stream", stream),
-            current_device=lambda: getattr(self.current, "index", 0),
         )
-
-    @contextlib.contextmanager
-    def on_device(self, device: Any) -> Iterator[None]:
-        self.current.device = device
-        yield
 
     def current_stream(self, device: Any) -> Any:
         """Return the stream of this thread."""
         name = getattr(self.current, "stream", f"stream of {device}")
         return Stream(name, self.log)
 
-    def cat(self, tensors: list[Tensor]) -> Tensor:
-        self.log.append("cat")
+    def empty(self, *_: int, device: Device) -> Tensor:
+        index = getattr(self.current, "index", 0)
+        return Tensor(Device("cuda", index) if device == Device("cuda") else device)
+
+    def concatenate(self, tensors: list[Tensor]) -> Tensor:
+        self.log.append("concatenate")
         return Tensor(tensors[0].device, sum(map(len, tensors)))
 
 
@@ -135,50 +129,21 @@ def test_joined_parts_are_complete_before_the_caller_gets_them(
         Request(None, 3, ()), [{"y": Tensor("cuda:1", 2)}, {"y": Tensor("cuda:1")}]
     )
     assert len(joined["y"]) == 3
-    assert torch.log == ["cat", ("record", "stream of cuda:1"), "wait"]
-
-
-@pytest.mark.parametrize("spread", [False, True])
-def test_the_calling_stream_waits_for_prefetched_features_and_keeps_their_memory(
-    torch: FakeTorch, elsewhere: Callable[[Callable[[], Any]], Any], spread: bool
-) -> None:
-    collator = FeatureCollator("fn", FeatureSettings(spread_kwargs=spread), set())
-    collator.devices = Devices("cuda:1", None)
-    features = {"x": Tensor("cuda:1"), "ids": Tensor("cpu")}
-    call: Any = ((), features, None) if spread else ((features,), {}, None)
-
-    def make_ready() -> Any:
-        collator.enter_thread()
-        return collator.hand_over(call)
-
-    arrivals = elsewhere(make_ready)
-    assert torch.log == [("record", "new stream of cuda:1")]
-    collator.take_over(call, arrivals)
-    assert torch.log[1:] == [
-        ("stream of cuda:1", "waits"),
-        ("keep for", "stream of cuda:1"),
-    ]
-
-
-def test_nothing_waits_for_features_on_the_cpu(torch: FakeTorch) -> None:
-    collator = FeatureCollator("fn", FeatureSettings(), set())
-    collator.enter_thread()
-    assert torch.current_stream("cpu") == "stream of cpu"
-    assert not collator.hand_over((({"x": Tensor("cpu")},), {}, None))
+    assert torch.log == ["concatenate", ("record", "stream of cuda:1"), "wait"]
 
 
 def test_parts_on_the_cpu_are_joined_without_a_wait(torch: FakeTorch) -> None:
     collator = FeatureCollator("fn", FeatureSettings(), set())
     assert len(collator.join(Request(None, 2, ()), [Tensor("cpu"), Tensor("cpu")])) == 2
-    assert torch.log == ["cat"]
+    assert torch.log == ["concatenate"]
 
 
 @pytest.mark.parametrize("setting", ["device", "output_device"])
 def test_cuda_means_the_current_device_of_the_first_caller_not_of_the_worker(
     torch: FakeTorch, elsewhere: Callable[[Callable[[], Any]], Any], setting: str
 ) -> None:
-    devices = Devices(**{"device": None, "output_device": None, setting: "cuda"})
-    parser = FeatureParser("fn", FeatureSettings(), None, devices, set())
+    devices = Devices(**{"device": None, "output_device": None, setting: Device("cuda")})
+    parser = FeatureParser("fn", FeatureSettings(), None, devices)
 
     def call_on(index: int) -> None:
         torch.current.index = index
@@ -190,21 +155,19 @@ def test_cuda_means_the_current_device_of_the_first_caller_not_of_the_worker(
     def move() -> Any:  # as a worker does, on GPU 0
         tensor = Tensor("cpu")
         if setting == "device":
-            # pinned memory needs a real GPU
-            devices._staging = None
-            return devices.to_function(tensor)
-        return devices.to_callers([tensor])[0]
+            return devices.to_function({"x": tensor})["x"]
+        return devices.to_callers(tensor)
 
     assert elsewhere(move).device == Device("cuda", 3)
 
 
 @pytest.mark.parametrize("device", ["cuda:2", "cpu", None])
 def test_a_device_with_an_index_stays_as_it_is(torch: FakeTorch, device: str | None) -> None:
-    devices = Devices(device, device)
+    given = None if device is None else Device(device)
+    devices = Devices(given, given)
     torch.current.index = 3
     devices.resolve()
-    expected = None if device is None else Device(device)
-    assert (devices._device, devices._output_device) == (expected, expected)
+    assert (devices._device, devices._output_device) == (given, given)
 
 
 def test_a_decorated_function_resolves_its_device_at_the_first_call(

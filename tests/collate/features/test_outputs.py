@@ -95,13 +95,14 @@ def test_each_caller_gets_its_rows_in_the_container_of_the_output(
         return returned[-1]
 
     two = together(compute, batch_size=3)
+    two.fn(tokens(4))
     results = two.results(tokens(2), tokens(1, 3, first=3))
     assert [type(result) for result in results] == [type(returned[0])] * 2
     assert [[part.tolist() for part in parts(result)] for result in results] == [
         [[[10, 20]], [3]],
         [[[30, 0, 0], [40, 50, 60]], [3, 15]],
     ]
-    assert len(parts(returned[0])[0]) == 3, "the function may have kept its output"
+    assert len(parts(returned[1])[0]) == 3, "the function may have kept its output"
     if isinstance(results[0], dict):
         assert list(results[0]) == list(returned[0])
     for call in (tokens(2, 2), tokens(2, 1, 2, 2)):  # alone, and split
@@ -272,11 +273,11 @@ def test_an_output_that_cannot_be_split_is_an_error_with_its_path(
 @pytest.mark.model
 def test_sparse_and_nested_tensors_are_refused_with_their_path(together: Make) -> None:
     torch = pytest.importorskip("torch")
-    for odd, said in (
-        (torch.eye(2).to_sparse(), "tensor of layout torch.sparse_coo"),
-        (torch.nested.nested_tensor([torch.ones(2)] * 2, layout=torch.jagged), "nested tensor"),
+    for odd in (
+        torch.eye(2).to_sparse(),
+        torch.nested.nested_tensor([torch.ones(2)] * 2, layout=torch.jagged),
     ):
         two = together(lambda _, odd=odd: {"weights": odd})
         for answer in two.answers(*[{"x": torch.ones(1, 2)}] * 2):
             assert type(answer) is BatchFunctionError, repr(answer)[:200]
-            assert f"'weights' in the output is a {said}" in str(answer)
+            assert "'weights' in the output is a sparse or nested tensor" in str(answer)

@@ -160,15 +160,15 @@ BAD: list[tuple[Any, list[str]]] = [
     ({"ids": [[1, 2, 3]]}, ["ids", "list", "return_tensors"]),
     ({"ids": [ROW, None]}, ["ids", "None"]),
     ({"ids": (ROW, ROW)}, ["ids", "tuple"]),
-    ({"ids": ROW[None], "mask": None}, ["mask", "None", "leave it out"]),
+    ({"ids": ROW[None], "mask": None}, ["mask", "None", "is left out"]),
     ({"ids": "text"}, ["ids", "str"]),
     ({"ids": {"deep": ROW}}, ["ids", "dict"]),
     ({"ids": [ROW, ROW.astype(float)]}, ["ids", "int64", "float64", "(3,)"]),
     ({"ids": [ROW, ROW[None]]}, ["ids", "(3,)", "(1, 3)"]),
     ({"ids": [numpy.zeros((3, 2)), numpy.zeros((3, 4))]}, ["ids", "(3, 2)", "(3, 4)"]),
     ({3: ROW}, ["3"]),
-    ({"ids": numpy.ones((1, 2)).view(Metres)}, [f"ids {DENSE}", "Metres float64 (1, 2)"]),
-    ({"ids": numpy.ma.masked_array(ROW)}, [f"ids {DENSE}numpy MaskedArray int64 (3,)"]),
+    ({"ids": numpy.ones((1, 2)).view(Metres)}, [f"ids {DENSE}", "Metres of float64 (1, 2)"]),
+    ({"ids": numpy.ma.masked_array(ROW)}, [f"ids {DENSE}numpy.ma.MaskedArray of int64 (3,)"]),
     (ROW, ["mapping"]),
     ([{"ids": ROW}], ["mapping"]),
 ]
@@ -202,14 +202,17 @@ def test_tensors_that_make_no_batch_are_refused(together: Make) -> None:
     one = together()
     for odd, said in (
         (torch.tensor(3), "got a single value of torch.int64"),
-        (nested, f"{DENSE}torch float32 (nested)"),
-        ([nested], f"{DENSE}torch float32 (nested)"),
-        (torch.ones(3, 3).to_sparse(), "got torch float32 (3, 3) of layout torch.sparse_coo"),
+        (nested, f"{DENSE}torch.Tensor of torch.float32 (nested)"),
+        ([nested], f"{DENSE}torch.Tensor of torch.float32 (nested)"),
+        (
+            torch.ones(3, 3).to_sparse(),
+            "torch.Tensor of torch.float32 (3, 3), torch.sparse_coo",
+        ),
         ([row, row.numpy()], "must agree"),
         ([row.numpy(), row], "must agree"),
         (
             [torch.ones(2), torch.ones(2, device="meta")],
-            "got torch float32 (2,) and, as row 1, torch float32 (2,) on meta",
+            "(2,), torch.strided, on cpu and, as row 1, torch.Tensor of torch.float32 (2,)",
         ),
         (quantized, "x is of torch.quint8, of which no batch can be made"),
         (torch.empty(2, 2, dtype=torch.float4_e2m1fn_x2), "of which no batch can be made"),
@@ -246,22 +249,6 @@ def test_an_argument_among_features_by_keyword_is_an_error_with_the_right_way() 
     with pytest.raises(CollationError, match="other arguments go next to a mapping of features"):
         fn(x=numpy.ones((1, 2)), layer=3)  # type: ignore[call-overload]
     assert fn({"x": numpy.ones((1, 2))}, layer=3).tolist() == [[4.0, 4.0]]
-
-
-def test_a_pad_token_without_a_feature_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
-    class Model:
-        @batched.inference.dynamically(pad_token={"input_id": 7, "mask": 0})
-        def total(self, features: dict[str, Any]) -> Any:
-            return features["input_ids"].sum(1)
-
-    one, two = Model(), Model()
-    for model in (one, two, one):
-        assert model.total(input_ids=numpy.ones((1, 2), int), mask=numpy.ones((1, 2))) == [2]
-    (warning,) = caplog.records
-    assert warning.getMessage().endswith(
-        "Model.total: pad_token names input_id, which the first call does not pass: its features "
-        "are input_ids, mask"
-    )
 
 
 # ---------------------------------------------------------------- lengths

@@ -19,7 +19,7 @@ TORCH_DTYPES = "float16 bfloat16 float32 float64 complex64 int8 int64 uint8 bool
 
 @pytest.mark.parametrize("dtype", NUMPY_DTYPES.split())
 def test_arrays_keep_their_dtype_in_a_batch_and_in_results(together: Make, dtype: str) -> None:
-    two = together(pad_token={"x": 0})
+    two = together(pad_token={"x": 0}, unpad=False)
     calls: list[Any] = [
         {"x": numpy.ones((1, 2), dtype)},
         {"x": [numpy.ones(3, dtype), numpy.ones(1, dtype)]},
@@ -37,7 +37,7 @@ def test_arrays_keep_their_dtype_in_a_batch_and_in_results(together: Make, dtype
 def test_tensors_keep_their_dtype_in_a_batch_and_in_results(together: Make, name: str) -> None:
     torch = pytest.importorskip("torch")
     dtype = getattr(torch, name)
-    two = together(pad_token={"x": 0})
+    two = together(pad_token={"x": 0}, unpad=False)
     results = two.results(
         {"x": torch.ones(1, 2).to(dtype)}, {"x": [torch.ones(3).to(dtype), torch.ones(1).to(dtype)]}
     )
@@ -214,7 +214,7 @@ def test_features_as_long_as_tokens_in_every_call_are_padded_with_them(
 
 
 def test_floats_with_a_pad_and_features_as_long_are_padded(together: Make) -> None:
-    two = together(pad_token={"sound": 0.0}, pad_to_multiple_of=4)
+    two = together(pad_token={"sound": 0.0}, pad_to_multiple_of=4, unpad=False)
     two.results(*({"sound": numpy.ones((1, n)), "weights": numpy.ones((1, n, 2))} for n in (3, 5)))
     assert {name: array.shape for name, array in two.seen[0].items()} == {
         "sound": (2, 8),
@@ -227,7 +227,7 @@ def test_floats_with_a_pad_and_features_as_long_are_padded(together: Make) -> No
 
 @pytest.mark.parametrize("spelling", ["pad_token", "pad_tokens"])
 def test_each_feature_has_a_pad_of_its_own(together: Make, spelling: str) -> None:
-    two = together(**{spelling: {"ids": 7, "scores": -1.5, "flags": True}})
+    two = together(**{spelling: {"ids": 7, "scores": -1.5, "flags": True}}, unpad=False)
 
     def call(width: int) -> dict[str, Any]:
         return {
@@ -285,7 +285,7 @@ def test_a_pad_that_the_dtype_cannot_hold_is_refused_to_its_callers_alone(
 def test_any_pad_that_the_dtype_can_hold_is_taken(
     together: Make, library: Any, dtype: str, pad: float
 ) -> None:
-    two = together(pad_token={"x": pad})
+    two = together(pad_token={"x": pad}, unpad=False)
     ones: Callable[..., Any] = library.ones
     two.results(*({"x": ones((1, width), dtype=getattr(library, dtype))} for width in (1, 2)))
     assert two.seen[0]["x"].tolist() == [[1, pad], [1, 1]]

@@ -194,7 +194,7 @@ def test_memory_errors_of_a_process_split() -> None:
 
     done = in_process(small, list(range(8)))
     assert results(done) == list(range(8))
-    assert list(done.batch.too_big) == [(8, 0), (4, 0)]
+    assert list(done.batch.too_big) == [(8, 0), (4, 0), (4, 0)]
 
 
 @pytest.mark.parametrize(

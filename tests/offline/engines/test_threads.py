@@ -220,7 +220,7 @@ def test_memory_errors_split_and_are_noted_for_the_scheduler(kind: Any) -> None:
     done = outcome(kind(small), list(range(16)))
     assert results(done) == list(range(16))
     assert done.batch is not None
-    assert list(done.batch.too_big) == [(16, 0), (8, 0)]
+    assert list(done.batch.too_big) == [(16, 0), (8, 0), (8, 0)]
     assert not done.batch.fitted
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
+import sys
+import time
 import types
+from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeAlias, TypeVar, overload
 
 from .._collate.items import owned
+from .._core.capacity import Capacity, Room
 from .._core.checks import check_whole
-from .._core.request import Batch, Request
+from .._core.request import Batch
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -22,26 +27,38 @@ else:
 
 
 AnyRow: TypeAlias = "Row[Any, Any, Any]"
+STALL: Final = 60.0
+"""Time without a row that joins or ends, after which a warning says so (s)."""
 
 
 class Source(Protocol):
     """Provider of the rows of one run, and receiver of their outcomes."""
 
-    told: list[Any]
-    """Streams with a reader that waits, and new pieces."""
+    capacity: Capacity
+    """Rows that may be live at once."""
+    again: deque[AnyRow]
+    """Rows that were taken and do not run now: the next rows to join."""
+    readers: list[Any]
+    """Streams with new pieces for readers that wait."""
 
-    def take(self, live: list[AnyRow], most: int | None, /) -> list[Any]:
-        """Return rows that may join the `live` rows now, at most `most` if a number is given."""
+    def join(self, room: Room, /) -> list[AnyRow]:
+        """Return rows that join now: as many as wait and find room."""
         ...
 
     def end(self, row: AnyRow, outcome: Any, /) -> None:
-        """Answer the caller of a row with a result or an exception, and mark the row as ended."""
-
-    def leave(self, row: AnyRow, /) -> None:
-        """Note that a row leaves because its caller has gone."""
+        """Answer the caller of a row, if it waits, with a result or an exception."""
 
     def stepped(self, live: int, /) -> None:
         """Note a step of `live` rows, and wake the readers of streams."""
+
+    def fail(self, rows: list[AnyRow], error: BaseException | None, /) -> None:
+        """Note the end of a call of the function: `rows` have no outcome because of `error`."""
+
+    def too_big(self, rows: int, /) -> None:
+        """Note that `rows` rows ran out of memory."""
+
+    def stall(self) -> None:
+        """Note that no row has joined or ended for `STALL` seconds."""
 
 
 class Row(Generic[T, U, V]):
@@ -50,7 +67,7 @@ class Row(Generic[T, U, V]):
     A row that has ended, or was given up by its caller, stays in its place until `Rows.leave()`.
     """
 
-    __slots__ = ("_source", "batch", "emitted", "ended", "item", "length", "position", "request")
+    __slots__ = ("_source", "batch", "emitted", "ended", "item", "length", "request")
 
     if not TYPE_CHECKING:  # pragma: no branch
         __class_getitem__ = classmethod(types.GenericAlias)
@@ -58,13 +75,12 @@ class Row(Generic[T, U, V]):
     item: T
     """The item of the caller."""
 
-    def __init__(self, source: Source, batch: Batch | None, request: Request, position: int):
-        items = request.items
-        self.item = items[position] if request.listed else items
-        self.batch = batch
-        self.request = request
-        self.position = position
-        self.length = request.lengths[position] if request.lengths else 0
+    def __init__(self, source: Source, batch: Batch) -> None:
+        self.batch = batch  # of this item alone
+        self.request, position, _ = batch.slices[0]
+        items, lengths = self.request.items, self.request.lengths
+        self.item = items[position] if self.request.listed else items
+        self.length = lengths[position] if lengths else 0
         self.ended = self.emitted = False
         self._source = source
 
@@ -98,7 +114,7 @@ class Row(Generic[T, U, V]):
         if pieces is not None and self.request.waker is not None:
             self.emitted = True
             if pieces.put(owned(piece)):
-                self._source.told.append(pieces)
+                self._source.readers.append(pieces)
 
     def finish(self, result: U) -> None:
         """Answer the caller with `result` now. The caller gets a copy of an array.
@@ -107,7 +123,7 @@ class Row(Generic[T, U, V]):
             RuntimeError: the row has ended.
         """
         self._check("finish")
-        self._source.end(self, result)
+        self._end(owned(result))  # if the copy fails, the row is still live
 
     def fail(self, error: BaseException) -> None:
         """Answer the caller with an exception now.
@@ -119,11 +135,21 @@ class Row(Generic[T, U, V]):
         self._check("fail")
         if not isinstance(error, BaseException):
             raise TypeError(f"fail takes an exception, got {error!r:.60}")
-        self._source.end(self, error)
+        self._end(error)
 
     def _check(self, method: str) -> None:
         if self.ended:
             raise RuntimeError(f"{method} was called for a row that has ended; it has an outcome")
+
+    def _end(self, outcome: Any) -> None:
+        self.ended = True
+        self._source.end(self, outcome)
+
+    def _gives_up(self) -> bool:
+        """Leave if the caller has gone. Return whether the row has ended."""
+        if self.given_up:
+            self._end(None)
+        return self.ended
 
 
 class Rows(Sequence[Row[T, U, V]]):
@@ -137,9 +163,13 @@ class Rows(Sequence[Row[T, U, V]]):
         __class_getitem__ = classmethod(types.GenericAlias)
 
     def __init__(self, source: Source) -> None:
-        self._source: Source | None = source
+        self._source: Source | None = source  # None once the call of the function has ended
         self._rows: list[Row[T, U, V]] = []
-        self._taken: list[Row[T, U, V]] = []  # rows that join next
+        self._taken: list[Row[T, U, V]] = []  # the next rows to join
+        # when a row last joined or ended; infinite after the warning (s)
+        self._progress = time.perf_counter()
+        self.longest = 0
+        """Length of the longest live row."""
         self.began = False
         """Whether a row has joined."""
 
@@ -157,9 +187,13 @@ class Rows(Sequence[Row[T, U, V]]):
         return len(self._rows)
 
     def __bool__(self) -> bool:
-        if self._taken or not all(row.ended for row in self._rows):
-            return True
-        self._take(None)
+        if time.perf_counter() - self._progress > STALL:
+            self._progress = math.inf
+            self._open_source().stall()
+        for row in self._rows:
+            if not row.ended:
+                return True
+        self._take(1)
         return bool(self._taken)
 
     def join(self, limit: int | None = None) -> list[Row[T, U, V]]:
@@ -173,13 +207,15 @@ class Rows(Sequence[Row[T, U, V]]):
         """
         if limit is not None:
             check_whole("limit", limit)
-        if not self._taken or (limit is not None and len(self._taken) < limit):
-            self._take(None if limit is None else limit - len(self._taken))
+        self._take(sys.maxsize if limit is None else limit)
         joined = self._taken[:limit]
-        del self._taken[:limit]
-        self.began = self.began or bool(joined)
-        joined = [row for row in joined if not self._left(row)]
-        self._rows += joined
+        if joined:
+            del self._taken[:limit]
+            self.began = True
+            self._note_progress()
+            joined = [row for row in joined if row.request.waker is not None or not row._gives_up()]
+            self._rows += joined
+            self.longest = max([self.longest, *[row.length for row in joined]])
         return joined
 
     def leave(self) -> list[int]:
@@ -187,34 +223,52 @@ class Rows(Sequence[Row[T, U, V]]):
 
         Return their places before the removal, in ascending order.
         """
-        if self._rows:
-            self._find_source().stepped(len(self._rows))
-        places = []
-        for place, row in enumerate(self._rows):
-            if row.ended or self._left(row):
-                places.append(place)
+        rows = self._rows
+        if not rows:
+            return []
+        source = self._open_source()
+        source.stepped(len(rows))
+        places = [
+            place
+            for place, row in enumerate(rows)
+            if row.ended or (row.request.waker is None and row._gives_up())
+        ]
         if places:
-            self._rows = [row for row in self._rows if not row.ended]
+            source.capacity.fitted(len(rows), self.longest)
+            self._rows = [row for row in rows if not row.ended]
+            self.longest = max([row.length for row in self._rows], default=0)
+            self._note_progress()
         return places
 
-    def close(self) -> tuple[list[Row[T, U, V]], list[Row[T, U, V]]]:
-        """End the run. Return the rows without an outcome, and the rows that have not joined."""
-        live = [row for row in self._rows if not row.ended and not self._left(row)]
-        taken = self._taken
+    def close(self) -> list[Row[T, U, V]]:
+        """End the call of the function, and return the rows without an outcome."""
+        live = [row for row in self._rows if not row._gives_up()]
+        self._open_source().again.extendleft(reversed(self._taken))
         self._rows, self._taken, self._source = [], [], None
-        return live, taken
+        return live
 
-    def _left(self, row: Row[T, U, V]) -> bool:
-        """Let a row leave if its caller has gone. Return whether it has left."""
-        if row.given_up:
-            self._find_source().leave(row)
-            row.ended = True
-        return row.ended
+    def _note_progress(self) -> None:
+        self._progress = max(self._progress, time.perf_counter())
 
-    def _take(self, most: int | None) -> None:
-        self._taken += self._find_source().take([*self._rows, *self._taken], most)
+    def _take(self, most: int) -> None:
+        """Take the next rows to join, as many as fit, and at most `most`."""
+        source, taken = self._open_source(), self._taken
+        capacity, again = source.capacity, source.again
+        most = min(most, capacity.batch_size - len(self._rows))
+        if len(taken) >= most:
+            return
+        live = len(self._rows) + len(taken)
+        longest = max([self.longest, *[row.length for row in taken]])
+        while again and len(taken) < most:
+            if not Room(capacity, live, longest, 1).holds(again[0].length):
+                return
+            row = again.popleft()
+            taken.append(row)
+            live, longest = live + 1, max(longest, row.length)
+        if len(taken) < most:
+            taken += source.join(Room(capacity, live, longest, most - len(taken)))
 
-    def _find_source(self) -> Source:
+    def _open_source(self) -> Source:
         if self._source is None:
             raise RuntimeError("these rows belong to a call of the function that has returned")
         return self._source

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import types
 from collections import deque
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from .._runtime.async_backend import current_loop
+from .._runtime.wakers import POLL_INTERVAL, Future, async_waker, blocking_waker, wait, wake_all
 from ..errors import BatcherClosed
-from .async_backend import current_loop
-from .wakers import POLL_INTERVAL, Future, async_waker, blocking_waker, wait, wake_all
 
 if TYPE_CHECKING:
     from typing import Self
@@ -128,13 +128,13 @@ class Stream(Generic[V, U]):
         if future.loop is not None:
             raise RuntimeError("a stream of a coroutine function is read by `async for`")
         waker = blocking_waker()
-        with future.note_wait(None) or nullcontext():
-            if self._pieces.set_waker(waker) and not future.done():
-                try:
-                    waker.acquire()
-                except BaseException:  # a signal handler raised
-                    self.close()
-                    raise
+        future.check_wait(None)
+        if self._pieces.set_waker(waker) and not future.done():
+            try:
+                waker.acquire()
+            except BaseException:  # a signal handler raised
+                self.close()
+                raise
 
     def __aiter__(self) -> Self:
         return self
@@ -157,14 +157,14 @@ class Stream(Generic[V, U]):
         future, loop = self._future, current_loop()
         waker = async_waker(loop)
         interval = None if future.loop in (None, loop) else POLL_INTERVAL
-        with future.note_wait(None) or nullcontext():
-            if self._pieces.set_waker(waker) and not future.done():
-                try:
-                    while not await wait(waker, interval):
-                        future.look_at_loop()
-                except BaseException:  # the task was cancelled
-                    self.close()
-                    raise
+        future.check_wait(None)
+        if self._pieces.set_waker(waker) and not future.done():
+            try:
+                while not await wait(waker, interval):
+                    future.look_at_loop()
+            except BaseException:  # the task was cancelled
+                self.close()
+                raise
 
     def _raise_error(self) -> None:
         """Raise the exception of the call, if it has one."""

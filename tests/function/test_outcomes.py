@@ -1,0 +1,113 @@
+"""Outcomes: one call whose items end one by one, as runs over datasets need it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import CancelledError
+from typing import Any
+
+import pytest
+
+import batched
+from stage import BOUND, Gate
+
+
+class Ended(dict[int, Any]):
+    """Outcomes by place; each place ends once."""
+
+    parts: int = 0
+
+    def __call__(self, places: list[int], outcomes: list[Any]) -> None:
+        self.parts += 1
+        for place, outcome in zip(places, outcomes, strict=True):
+            assert place not in self
+            self[place] = outcome
+
+
+def compute(items: list[str]) -> list[Any]:
+    if "down" in items:
+        raise OSError("down")
+    return [ValueError(item) if item == "bad" else [item] for item in items]
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"length": len}, {"dedupe": True}, {"max_concurrent_batches": 3}], ids=str
+)
+def test_each_item_ends_once_at_its_place_whatever_becomes_of_the_others(
+    settings: dict[str, Any],
+) -> None:
+    fn = batched.dynamically(batch_size=2, isolate_errors=True, **settings)(compute)
+    items = ["a", "bad", "cc", "down", "eee", "a", "bad", "ff"]
+    ended = Ended()
+    with fn:
+        assert fn._batcher.outcomes(items, ended).result(BOUND) is None
+    assert sorted(ended) == list(range(8))
+    assert ended.parts > 1
+    for place, item in enumerate(items):
+        expected = {"bad": "ValueError('bad')", "down": "OSError('down')"}.get(item, f"['{item}']")
+        assert repr(ended[place]) == expected
+    assert fn.stats.calls == 1
+
+
+def test_a_batch_without_searching_fails_for_all_its_items() -> None:
+    fn, ended = batched.dynamically(batch_size=2)(compute), Ended()
+    with fn:
+        fn._batcher.outcomes(["a", "b", "down", "c", "d"], ended).result(BOUND)
+    assert [type(ended[place]) for place in range(5)] == [list, list, OSError, OSError, list]
+
+
+def test_items_that_end_do_not_wait_for_a_slow_one() -> None:
+    slow, others, ended = threading.Event(), threading.Event(), Ended()
+
+    def work(items: list[int]) -> list[int]:
+        if 0 in items:
+            assert slow.wait(BOUND)
+        return items
+
+    def note(places: list[int], outcomes: list[Any]) -> None:
+        ended(places, outcomes)
+        if len(ended) == 9:
+            others.set()
+
+    fn: Any = batched.dynamically(batch_size=1, max_concurrent_batches=2)(work)
+    with fn:
+        future = fn._batcher.outcomes(range(10), note)
+        assert others.wait(BOUND)
+        assert sorted(ended) == list(range(1, 10))
+        slow.set()
+        future.result(BOUND)
+    assert len(ended) == 10
+
+
+def test_a_cancelled_call_drops_the_items_that_wait() -> None:
+    gate, ended = Gate(), Ended()
+    fn: Any = batched.dynamically(batch_size=1)(gate)
+    future = fn._batcher.outcomes(range(5), ended)
+    assert gate.entered.wait(BOUND)
+    assert future.cancel()
+    gate.opened.set()
+    with pytest.raises(CancelledError):
+        future.result(BOUND)
+    fn.shutdown()
+    assert ended == {}
+    assert fn.stats.total_processed == 1
+
+
+def test_items_share_batches_with_other_calls_and_with_coroutine_functions() -> None:
+    @batched.aio.dynamically(batch_size=4)
+    async def work(items: list[int]) -> list[int]:
+        await asyncio.sleep(0)
+        return [2 * item for item in items]
+
+    async def main() -> None:
+        untyped: Any = work
+        ended = Ended()
+        future = untyped._batcher.outcomes(range(3), ended)
+        assert await work(7) == 14
+        await future
+        assert ended == {0: 0, 1: 2, 2: 4}
+        assert untyped._batcher.outcomes([], ended).done()
+
+    asyncio.run(main())
+    assert work.stats.total_batches == 1

@@ -1,0 +1,180 @@
+"""Traces of all batched functions by OpenTelemetry; failures of those who watch harm nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+import batched
+import batched.tracing
+from batched._runtime import observer
+from stage import end_together
+
+pytest.importorskip("opentelemetry.sdk")
+pytestmark = pytest.mark.once
+
+
+@pytest.fixture
+def tracer(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a tracer of callers, and the list of ended spans; batches are traced."""
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    monkeypatch.setattr(observer, "probe", None)
+    provider, exporter = TracerProvider(), InMemorySpanExporter()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    batched.tracing.opentelemetry(provider=provider)
+    return provider.get_tracer("callers"), exporter
+
+
+def check_links(spans: Any, callers: int) -> None:
+    """Check that the one batch shows its callers, and each caller its batch."""
+    (batch,) = [span for span in spans if span.name.startswith("batch ")]
+    of_callers = {span.context.span_id: span for span in spans if span.name.startswith("caller ")}
+    assert batch.parent is None
+    assert len(of_callers) == callers
+    assert {link.context.span_id for link in batch.links} == of_callers.keys()
+    for span in of_callers.values():
+        assert [link.context.span_id for link in span.links] == [batch.context.span_id]
+    (inner,) = [span for span in spans if span.name == "inner"]
+    assert inner.parent.span_id == batch.context.span_id
+    assert batch.attributes["batched.batch.size"] == callers
+
+
+@pytest.mark.parametrize("coroutine", [False, True])
+def test_a_batch_shows_its_callers_and_each_caller_its_batch(tracer: Any, coroutine: bool) -> None:
+    tracing, exporter = tracer
+    fn: Any
+
+    if coroutine:
+
+        @batched.aio.dynamically(batch_size=3, name="traced", flush="window", timeout_ms=60_000)
+        async def fn(items: list[int]) -> list[int]:
+            with tracing.start_as_current_span("inner"):
+                await asyncio.sleep(0)
+            return items
+
+    else:
+
+        @batched.dynamically(batch_size=3, name="traced", flush="window", timeout_ms=60_000)
+        def fn(items: list[int]) -> list[int]:
+            with tracing.start_as_current_span("inner"):
+                return items
+
+    async def call(number: int) -> None:
+        with tracing.start_as_current_span(f"caller {number}"):
+            assert await fn.acall(number) == number
+
+    async def main() -> None:
+        await asyncio.gather(*map(call, range(3)))
+
+    asyncio.run(main())
+    check_links(exporter.get_finished_spans(), 3)
+
+
+def test_a_span_tells_that_items_failed(tracer: Any) -> None:
+    _, exporter = tracer
+
+    @batched.dynamically(name="failing")
+    def fn(items: list[int]) -> list[Any]:
+        return [ValueError("odd") if item % 2 else item for item in items]
+
+    with pytest.raises(ValueError, match="odd"):
+        fn(1)
+    (span,) = exporter.get_finished_spans()
+    assert span.attributes["error.type"] == "ValueError"
+    assert span.status.description == "odd"
+
+
+def test_callers_of_rows_that_join_are_linked_to_the_run(tracer: Any) -> None:
+    tracing, exporter = tracer
+
+    @batched.continuously(batch_size=4, name="stepping")
+    def fn(rows: batched.Rows[int, int]) -> None:
+        second = threading.Thread(target=call, args=(2,))
+        second.start()
+        end_together(rows, 2)
+
+    def call(number: int) -> None:
+        with tracing.start_as_current_span(f"caller {number}"):
+            assert fn(number) == number
+
+    call(1)
+    fn.shutdown()
+    spans = exporter.get_finished_spans()
+    batches = [span for span in spans if span.name == "batch stepping"]
+    callers = {span.context.span_id for span in spans if span.name.startswith("caller ")}
+    assert {link.context.span_id for batch in batches for link in batch.links} >= callers
+
+
+class Unprintable(Exception):
+    """Error whose text and class raise."""
+
+    def __str__(self) -> str:
+        raise KeyboardInterrupt
+
+    @property  # type: ignore[misc]  # as of an object that forwards to a lost one
+    def __class__(self) -> Any:
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("coroutine", [False, True])
+def test_an_error_whose_text_and_class_raise_reaches_its_caller_and_ends_its_span(
+    tracer: Any, coroutine: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, exporter = tracer
+    fn: Any
+
+    if coroutine:
+
+        @batched.aio.dynamically(name="failing")
+        async def fn(items: list[int]) -> list[Any]:
+            raise Unprintable
+
+    else:
+
+        @batched.dynamically(name="failing")
+        def fn(items: list[int]) -> list[Any]:
+            raise Unprintable
+
+    async def main() -> Any:
+        async with fn:
+            return await asyncio.gather(fn.acall(1), fn.acall(2), return_exceptions=True)
+
+    results = asyncio.run(main())
+    assert [type(each) for each in results] == [Unprintable, Unprintable]
+    spans = exporter.get_finished_spans()
+    assert spans
+    for span in spans:
+        assert span.attributes["error.type"] == "Unprintable"
+        assert span.status.status_code.name == "ERROR"
+    assert caplog.text.count("the span of a batch could not tell how it ended") <= 1
+
+
+def test_a_tracer_that_fails_harms_no_caller_and_each_kind_is_logged_once(
+    tracer: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Failing:
+        def get_tracer(self, *_: Any, **__: Any) -> Any:
+            return self  # a tracer that starts no span
+
+    batched.tracing.opentelemetry(provider=Failing())  # type: ignore[arg-type]
+    with batched.dynamically(lambda items: items) as fn:
+        assert [fn(1), fn(2)] == [1, 2]
+    assert caplog.text.count("the span of a batch could not begin") == 1
+
+
+def test_a_meter_that_fails_harms_nobody_and_is_logged_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise SystemExit
+
+    monkeypatch.setattr(observer, "meters", [fail])
+    with batched.dynamically(lambda items: items) as fn:
+        assert [fn(1), fn(2)] == [1, 2]
+    assert caplog.text.count("metrics could not be recorded") == 1

@@ -1,0 +1,141 @@
+"""Streams: the pieces of one call, read by a thread or a coroutine while its row runs."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from typing import Any
+
+import pytest
+from countdowns import Gate, countdown, countdown_on_a_loop, stepwise
+
+from batched import BatcherClosed, Rows
+from batched._steps.stream import Pieces
+
+
+def test_a_stream_has_all_pieces_in_order_for_threads_and_coroutines() -> None:
+    count = countdown(batch_size=4)
+    assert list(count.stream(5)) == [4, 3, 2, 1, 0]
+
+    async def read(item: int) -> list[int]:
+        return [piece async for piece in count.stream(item, scale=2)]
+
+    async def main() -> list[list[int]]:
+        return await asyncio.gather(*map(read, range(1, 20)))
+
+    expected = [[2 * left for left in reversed(range(item))] for item in range(1, 20)]
+    assert asyncio.run(main()) == expected
+
+
+def test_pieces_arrive_while_the_row_runs_and_before_its_error() -> None:
+    gate = Gate()
+    stream = countdown(gate).stream(-3)
+    for left in (2, 1, 0):
+        gate.allow()
+        assert next(stream) == left
+    for wait in (stream.__next__, stream.result):
+        with pytest.raises(ValueError, match="row -3"):
+            wait()
+
+
+@pytest.mark.parametrize("way", ["drop", "with", "async with", "future"])
+def test_a_call_that_is_given_up_frees_its_place(way: str) -> None:
+    gate = Gate()
+    count = countdown(gate, batch_size=1)
+    call: Any = count.submit(10**9) if way == "future" else count.stream(10**9)
+    gate.wait_for_step()
+    if way == "future":
+        assert call.cancel()
+    elif way == "with":
+        with call:
+            pass
+        assert list(call) == [], "a closed stream has pieces"
+    elif way == "async with":
+        asyncio.run(call.__aexit__())
+    del call
+    gc.collect()
+    gate.open()
+    assert count(2) == "2 x 1"
+    assert count.stats.row_endings == {"given up": 1, "finished": 1}
+    assert count.stats.cancelled == 1
+
+
+def test_a_task_that_is_cancelled_while_it_reads_or_waits_frees_its_place() -> None:
+    gate = Gate()
+    count = countdown(gate, batch_size=1)
+
+    async def main() -> None:
+        reading = asyncio.ensure_future(anext(count.stream(10**9)))
+        calling = asyncio.ensure_future(count.acall(10**9))
+        await asyncio.to_thread(gate.wait_for_step)
+        for task in (reading, calling):
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        gate.open()
+        assert await count.acall(1) == "1 x 1"
+
+    asyncio.run(main())
+
+
+def test_text_that_is_not_read_is_joined_and_bounded() -> None:
+    behind: list[bool] = []
+
+    def write(rows: Rows[int, str, str]) -> None:
+        for row in rows:
+            for number in range(row.item):
+                row.emit(f"{number} ")
+                behind.append(row.behind)
+            row.finish("end")
+
+    stream = stepwise(write, max_pieces=3).stream(100)
+    assert stream.result(30) == "end"
+    pieces = list(stream)
+    assert len(pieces) == 3
+    assert "".join(pieces) == "".join(f"{number} " for number in range(100))
+    assert behind[:3] == [False, False, True]
+
+
+class Raced(Pieces):
+    """Pieces of which the reader takes all meanwhile."""
+
+    is_full = True
+
+
+def test_pieces_are_joined_by_their_type_and_none_is_lost() -> None:
+    pieces = Pieces(2)
+    for piece in ("a", b"x", b"y", "b", "c", 1, "d"):
+        pieces.put(piece)
+    assert [pieces.take() for _ in range(5)] == ["a", b"xy", "bc", 1, "d"]
+    raced = Raced(1)
+    raced.put("a")
+    assert raced.take() == "a"
+
+
+def test_a_stream_of_a_closed_batcher_raises() -> None:
+    gate = Gate()
+    count = countdown(gate, batch_size=1)
+    first, second = count.stream(1), count.stream(1)
+    gate.wait_for_step()
+    count.shutdown(wait=False, cancel_futures=True)
+    gate.open()
+    assert list(first) == [0]
+    with pytest.raises(BatcherClosed):
+        next(second)
+    with pytest.raises(BatcherClosed):
+        count.stream(1)
+
+
+def test_a_stream_whose_loop_was_closed_raises() -> None:
+    count = countdown_on_a_loop(lambda: asyncio.sleep(3600))
+
+    async def begin() -> Any:
+        return count.stream(4)
+
+    stream = asyncio.run(begin())
+
+    async def read() -> list[int]:
+        return [piece async for piece in stream]
+
+    with pytest.raises(BatcherClosed):
+        asyncio.run(read())

@@ -1,0 +1,106 @@
+"""A function that works in steps, begun one by one by the test."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import batched
+from batched import Rows
+
+
+class Gate:
+    """Steps of a function, each begun by the test. An open gate lets all further steps begin."""
+
+    def __init__(self, *, is_open: bool = False) -> None:
+        self._begun = threading.Semaphore(0)
+        self._allowed = threading.Semaphore(0)
+        self._open = is_open
+        self.sizes: list[int] = []
+        """Live rows of each step."""
+
+    def step(self, size: int) -> None:
+        self.sizes.append(size)
+        self._begun.release()
+        if not self._open:
+            assert self._allowed.acquire(timeout=30)
+
+    def wait_for_step(self) -> None:
+        """Wait until one more step stands at the gate, with its rows joined."""
+        assert self._begun.acquire(timeout=30)
+
+    def allow(self) -> None:
+        self._allowed.release()
+
+    def open(self) -> None:
+        self._open = True
+        self._allowed.release(100)
+
+
+def countdown(gate: Gate | None = None, **settings: Any) -> Any:
+    """Return a function of numbers of steps; a row emits the steps that it has left.
+
+    A negative item fails alone after as many steps.
+    """
+
+    decorate: Any = batched.continuously(**settings)
+
+    @decorate  # type: ignore[untyped-decorator]
+    def count(rows: Rows[int, str, int], scale: int = 1) -> None:
+        left: list[int] = []
+        while rows:
+            left += [abs(row.item) for row in rows.join()]
+            if gate is not None:
+                gate.step(len(rows))
+            left = advance(rows, left, scale)
+
+    return count
+
+
+def countdown_on_a_loop(pause: Any, **settings: Any) -> Any:
+    """Return `countdown` as a coroutine function, which awaits `pause()` in each step."""
+
+    decorate: Any = batched.aio.continuously(**settings)
+
+    @decorate  # type: ignore[untyped-decorator]
+    async def count(rows: Rows[int, str, int], scale: int = 1) -> None:
+        left: list[int] = []
+        while rows:
+            left += [abs(row.item) for row in rows.join()]
+            await pause()
+            left = advance(rows, left, scale)
+
+    return count
+
+
+def advance(rows: Rows[int, str, int], left: list[int], scale: int) -> list[int]:
+    """Do one step; return the steps that the rows have left."""
+    left = [steps - 1 for steps in left]
+    for row, steps in zip(rows, left, strict=True):
+        row.emit(steps * scale)
+        if steps < 1 and row.item < 0:
+            row.fail(ValueError(f"row {row.item}"))
+        elif steps < 1:
+            row.finish(f"{row.item} x {scale}")
+    places = set(rows.leave())
+    return [steps for place, steps in enumerate(left) if place not in places]
+
+
+def stepwise(step: Any, **settings: Any) -> Any:
+    """Return a function that works in steps and calls `step(rows)` in each."""
+    decorate: Any = batched.continuously(**settings)
+
+    @decorate  # type: ignore[untyped-decorator]
+    def work(rows: Rows[Any, Any, Any]) -> None:
+        while rows:
+            rows.join()
+            step(rows)
+            rows.leave()
+
+    return work
+
+
+def finish_all(rows: Rows[Any, Any, Any]) -> None:
+    """Finish each row with its item."""
+    for row in rows:
+        row.finish(row.item)
