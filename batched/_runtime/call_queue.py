@@ -223,6 +223,7 @@ class CallQueue(ABC):
         """
         if self._postpone(self.cancel, request, even_begun):
             return False
+        wakers: list[Any] = []
         try:
             with self._lock:
                 begun = request.dispatched > 0 and not (self.cancels_running or request.separate)
@@ -232,6 +233,8 @@ class CallQueue(ABC):
                 wakers = take_wakers([request])
                 self._scheduler.cancel(request)
         except BaseException:
+            if wakers:
+                self._lost[request] = wakers[0]
             self.abort(INTERRUPTED)
             raise
         if not request.dispatched:
@@ -334,8 +337,6 @@ class CallQueue(ABC):
 
     def open(self) -> None:
         """Accept calls again. Callers that wait in `drain` go on."""
-        if self._postpone(self.open):
-            return
         with self._lock:
             self._closed = False
             self._scheduler.draining = False

@@ -45,6 +45,16 @@ def test_an_argument_that_differs_in_each_call_is_named_once(
     assert all("these differ in seed." in each for each in messages)
 
 
+def test_items_too_long_for_a_batch_of_two_are_nothing_to_tell(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    fn = batched.dynamically(length=len, max_batch_tokens=3)(lambda items: items)
+    with caplog.at_level(logging.WARNING, "batched"):
+        assert fn(["long"] * 100) == ["long"] * 100
+    assert not caplog.records
+    fn.shutdown()
+
+
 class Model:
     @batched.dynamically
     def embed(self, items: list[str]) -> list[str]:

@@ -14,7 +14,6 @@ from batched._runtime import observer
 from stage import end_together
 
 pytest.importorskip("opentelemetry.sdk")
-pytestmark = pytest.mark.once
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 
 import batched
 from batched._runtime.timer_thread import TimerThread, timer
-from stage import BOUND, Turnstile, python, refuse_thread, wait_until
+from stage import BOUND, Turnstile, held, python, refuse_thread, wait_until
 
 
 def full(**settings: Any) -> tuple[Turnstile, Any, list[Any]]:
@@ -189,4 +189,21 @@ def test_where_no_clock_can_be_started_the_caller_is_told_and_nothing_was_accept
             fn(1)
     assert fn.stats.calls == 0
     assert fn(2) == 2
+    fn.shutdown()
+
+
+def test_callbacks_of_expired_calls_run_where_no_thread_can_be_started_for_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told = threading.Event()
+    gate, fn, running = held(queue_timeout_ms=50)
+    timer.start()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse_thread)
+        late = fn.submit("late")
+        late.add_done_callback(lambda _: told.set())
+        assert isinstance(late.exception(BOUND), batched.QueueTimeout)
+        assert told.wait(BOUND)
+    gate.opened.set()
+    assert running.result(BOUND) == "running"
     fn.shutdown()

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
 import threading
+from typing import Any
 
 import pytest
 
 import batched
+from batched._core.scheduler import Scheduler
+from batched._runtime.call_queue import CallQueue
+from batched._runtime.wakers import _wake_each as wake_each
 from stage import BOUND, held, python, wait_until
 
 pytestmark = pytest.mark.skipif(
@@ -51,6 +56,50 @@ def test_ctrl_c_while_a_caller_waits_ends_its_call_only(
     assert fn("next") == "next"
     fn.shutdown()
     assert [record.size for record in records] == [1] * (len(others) + 1)
+
+
+def interrupt_once(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, times: int = 1) -> None:
+    """Let the next `times` calls of a method raise as a signal handler would."""
+    method, left = getattr(owner, name), [KeyboardInterrupt] * times
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        if left:
+            raise left.pop()
+        return method(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, interrupted)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_ctrl_c_while_a_call_is_cancelled_ends_all_calls_with_an_error(
+    again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, fn, running = held()
+    waiting = fn.submit("waiting")
+    interrupt_once(monkeypatch, Scheduler, "cancel")
+    if again:
+        interrupt_once(monkeypatch, CallQueue, "_lost_call")
+    with pytest.raises(KeyboardInterrupt):
+        waiting.cancel()
+    for future in (running, waiting):
+        assert isinstance(future.exception(BOUND), batched.BatcherClosed)
+    gate.opened.set()
+    assert fn("next") == "next"
+    fn.shutdown()
+
+
+def test_ctrl_c_while_tasks_of_another_loop_are_woken_wakes_all_of_them() -> None:
+    class Interrupted(asyncio.Future[None]):
+        def set_result(self, _: None) -> None:
+            super().set_result(None)
+            raise KeyboardInterrupt
+
+    with asyncio.Runner() as runner:
+        loop = runner.get_loop()
+        wakers = [Interrupted(loop=loop), loop.create_future()]
+        with pytest.raises(KeyboardInterrupt):
+            wake_each(loop, wakers)
+        runner.run(asyncio.wait_for(wakers[1], BOUND))
 
 
 def test_a_storm_of_alarms_ends_in_errors_and_never_in_hangs_or_wrong_results() -> None:

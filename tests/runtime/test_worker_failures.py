@@ -113,6 +113,56 @@ def test_a_failure_within_the_library_ends_its_calls_and_not_the_loop(
     assert "the worker of broken failed" in caplog.text
 
 
+def test_a_worker_that_is_cancelled_before_it_begins_ends_its_calls() -> None:
+    fn: Any = batched.aio.dynamically(name="young")(echo_coroutine)
+
+    async def main() -> None:
+        call = asyncio.ensure_future(fn(1))
+        await asyncio.sleep(0)
+        (worker,) = [task for task in asyncio.all_tasks() if task.get_name() == "batched-young"]
+        worker.cancel()
+        with pytest.raises(batched.BatcherClosed, match="ended before it began"):
+            await call
+        assert await fn(2) == 2
+
+    asyncio.run(main())
+
+
+def test_a_signal_handler_that_raises_in_the_worker_ends_the_loop_and_its_calls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fn: Any = batched.aio.dynamically(echo_coroutine)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with asyncio.Runner() as runner:
+        calls = []
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(EventLoopRuntime, "finish", interrupt)
+            calls.append(runner.get_loop().create_task(fn(1)))
+            runner.get_loop().run_until_complete(asyncio.wait(calls))
+        with pytest.raises(batched.BatcherClosed, match="its worker failed"):
+            runner.get_loop().run_until_complete(calls[0])
+
+
+def test_a_list_whose_answer_cannot_be_made_ends_with_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fn = batched.dynamically(batch_size=2)(lambda items: items)
+
+    def fail(ended: list[Request], *_: object) -> int:
+        if ended:
+            raise MemoryError("here")
+        return 0
+
+    with monkeypatch.context() as patch:
+        patch.setattr("batched._runtime.runtime.complete", fail)
+        with pytest.raises(batched.BatcherClosed, match="its answer was lost"):
+            fn([1, 2, 3])
+    fn.shutdown()
+
+
 def test_an_answer_to_a_loop_that_is_closed_is_dropped() -> None:
     gate = Gate()
     fn = batched.dynamically(batch_size=1)(gate)
@@ -124,7 +174,8 @@ def test_an_answer_to_a_loop_that_is_closed_is_dropped() -> None:
     gate.opened.set()
     assert fn(2) == 2
     fn.shutdown()
-    del task
+    # else asyncio logs it in a later test
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
     assert is_over(loop)
 
 

@@ -100,6 +100,13 @@ def test_an_error_of_the_function_ends_the_live_rows_and_later_calls_run() -> No
     assert fragile.stats.row_endings == {"finished": 2, "failed": 2}
 
 
+def test_a_plain_function_that_returns_a_coroutine_is_told() -> None:
+    continuously: Any = batched.continuously
+    forgets = continuously(lambda rows: asyncio.sleep(0))
+    with pytest.raises(BatchFunctionError, match="coroutine"):
+        forgets(1)
+
+
 @pytest.mark.parametrize(
     "body", ["return", "rows.join(); return", "while rows: rows.join(); return"]
 )

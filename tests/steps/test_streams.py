@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import signal
+import sys
+import threading
 from typing import Any
 
 import pytest
@@ -38,7 +41,12 @@ def test_pieces_arrive_while_the_row_runs_and_before_its_error() -> None:
             wait()
 
 
-@pytest.mark.parametrize("way", ["drop", "with", "async with", "future"])
+async def entered(stream: Any) -> None:
+    async with stream:
+        pass
+
+
+@pytest.mark.parametrize("way", ["drop", "with", "async with", "aclose", "future"])
 def test_a_call_that_is_given_up_frees_its_place(way: str) -> None:
     gate = Gate()
     count = countdown(gate, batch_size=1)
@@ -51,7 +59,9 @@ def test_a_call_that_is_given_up_frees_its_place(way: str) -> None:
             pass
         assert list(call) == [], "a closed stream has pieces"
     elif way == "async with":
-        asyncio.run(call.__aexit__())
+        asyncio.run(entered(call))
+    elif way == "aclose":
+        asyncio.run(call.aclose())
     del call
     gc.collect()
     gate.open()
@@ -76,6 +86,29 @@ def test_a_task_that_is_cancelled_while_it_reads_or_waits_frees_its_place() -> N
         assert await count.acall(1) == "1 x 1"
 
     asyncio.run(main())
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a signal ends a process there")
+def test_a_thread_that_is_interrupted_while_it_reads_frees_its_place() -> None:
+    gate, over = Gate(), threading.Event()
+    count = countdown(gate, batch_size=1)
+
+    def interrupt() -> None:
+        gate.wait_for_step()
+        while not over.wait(0.1):
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    stream = count.stream(10**9)
+    thread = threading.Thread(target=interrupt)
+    try:
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            next(stream)
+    finally:
+        over.set()
+        thread.join()
+    gate.open()
+    assert count(1) == "1 x 1"
 
 
 def test_text_that_is_not_read_is_joined_and_bounded() -> None:
@@ -139,3 +172,33 @@ def test_a_stream_whose_loop_was_closed_raises() -> None:
 
     with pytest.raises(BatcherClosed):
         asyncio.run(read())
+
+
+def test_a_stream_whose_loop_is_closed_while_another_loop_reads_raises() -> None:
+    gate = threading.Event()
+
+    async def pause() -> None:
+        gate.set()
+        await asyncio.get_running_loop().create_future()
+
+    count = countdown_on_a_loop(pause)
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(lambda *_: None)
+
+    async def begin() -> Any:
+        stream = count.stream(4)
+        await asyncio.to_thread(gate.wait)
+        return stream
+
+    stream = loop.run_until_complete(begin())
+    loop.run_until_complete(loop.shutdown_default_executor())
+    tasks = asyncio.all_tasks(loop)
+
+    async def read() -> None:
+        asyncio.get_running_loop().call_soon(loop.close)
+        with pytest.raises(BatcherClosed):
+            await anext(stream)
+
+    asyncio.run(read())
+    for task in tasks:
+        task._log_destroy_pending = False  # type: ignore[attr-defined]  # left pending on purpose
