@@ -248,9 +248,11 @@ def test_a_module_of_the_folder_is_found_although_the_path_has_lost_the_folder(
 def test_accepted_calls_are_answered_before_the_interpreter_exits(connected: Connect) -> None:
     ended = python(
         """
+        import atexit
+        atexit.register(lambda: print(future.result(0)))  # after all handlers of the library
+
         import batched
-        slowly = batched.connect("served_model:slowly", linger_s=1)
-        slowly.submit(0.2).add_done_callback(lambda future: print(future.result()))
+        future = batched.connect("served_model:slowly", linger_s=1).submit(0.2)
         """
     )
     assert (ended.stdout, ended.stderr) == ("0.2\n", "")
