@@ -47,7 +47,10 @@ def current_task() -> object:
     loop = current_loop()
     if loop is None or isinstance(loop, asyncio.AbstractEventLoop):
         return asyncio.current_task() if loop is not None else None
-    return _modules["trio"].lowlevel.current_task()
+    try:
+        return _modules["trio"].lowlevel.current_task()
+    except RuntimeError:  # trio itself runs, between its tasks
+        return None
 
 
 def ends_task(error: BaseException, task: Any) -> bool:
