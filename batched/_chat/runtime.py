@@ -51,6 +51,11 @@ class ClientRuntime(EventLoopRuntime):
     def _reset(self) -> None:
         super()._reset()
         self._answers: list[Any] = []  # ended batches with futures that are not woken yet
+        self._waking: set[int] = set()  # ids of the batches with such futures
+
+    def pending(self, *, running_only: bool) -> bool:
+        """Return whether calls are unanswered, or callbacks of futures still run."""
+        return super().pending(running_only=running_only) or bool(self._waking)
 
     def here(self, _: object) -> ClientRuntime:
         """Return the runtime for callers on any loop, or on none: this one."""
@@ -73,6 +78,7 @@ class ClientRuntime(EventLoopRuntime):
         if not any(isinstance(waker, Future) for waker in wakers):
             super()._answer(batch, wakers, settled)
             return
+        self._waking.add(id(batch))
         self._answers.append((batch, wakers, settled))
         if len(self._answers) == 1:  # the items of one request end together
             clients_loop().call_soon(self._answer_futures)
@@ -85,8 +91,11 @@ class ClientRuntime(EventLoopRuntime):
             self._answer_all(answers)
 
     def _answer_all(self, answers: list[Any]) -> None:
-        for each in answers:
-            super()._answer(*each)
+        for batch, wakers, settled in answers:
+            try:
+                super()._answer(batch, wakers, settled)
+            finally:
+                self._waking.discard(id(batch))
 
 
 def _give_up(items: list[Any]) -> None:

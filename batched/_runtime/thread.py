@@ -150,14 +150,19 @@ def _at_exit() -> None:
     try:
         for runtime in runtimes:
             runtime.close(cancel=False)
-        while any(runtime.pending(running_only=False) for runtime in runtimes):
-            time.sleep(POLL_INTERVAL / 10)
+        _wait_for(runtimes)
     finally:
         CallQueue.exiting = False
     for runtime in runtimes:
         runtime.shutdown(wait=True, cancel=False)
+    _wait_for(runtimes)
     if observer.share is not None:
         observer.share(True)
+
+
+def _wait_for(runtimes: list[CallQueue]) -> None:
+    while any(runtime.pending(running_only=False) for runtime in runtimes):
+        time.sleep(POLL_INTERVAL / 10)
 
 
 atexit.register(_at_exit)
