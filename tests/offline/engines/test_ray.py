@@ -284,6 +284,7 @@ def test_a_folder_goes_to_the_actors_of_each_run(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "script.py"], cwd=tmp_path, check=True, timeout=100)
 
 
+@pytest.mark.timeout(240)  # Ray starts a dying actor several times
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
@@ -295,7 +296,7 @@ def test_a_class_that_cannot_be_built_is_a_fatal_error(
     cluster: Any, broken: Any, message: str
 ) -> None:
     with running(broken, RAY) as (_, outcomes):
-        assert message in str(outcomes.get(timeout=60).fatal)
+        assert message in str(outcomes.get(timeout=200).fatal)
 
 
 @pytest.mark.slow
