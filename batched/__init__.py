@@ -11,7 +11,7 @@ embed(["many", "texts"])
 # dynamically                decorator of a function of a list; callers are threads
 # (_function/decorator.py)
 # continuously               decorator of a function that works in steps; Rows, Row, Stream
-# (_function/continuously.py)
+# (_function/continuous.py)
 # inference.dynamically      decorator of a function of padded arrays or tensors
 # (inference.py)
 # aio.dynamically,
@@ -22,7 +22,7 @@ embed(["many", "texts"])
 # Stats, BatchRecord         type of fn.stats; type of the argument of observers
 # (stats.py)
 # live                       all batched functions of this process
-# (_function/live.py)
+# (_function/batched.py)
 # metrics                    metrics of all of them, for Prometheus and OpenTelemetry
 # (metrics.py)
 # tracing                    a span for each batch, for OpenTelemetry
@@ -50,12 +50,10 @@ from typing import TYPE_CHECKING
 from . import aio, errors, inference
 from ._collate.features.parse import Feature
 from ._connect.connected import Connected as connect  # noqa: N813  # called as a function
-from ._function.batched import AsyncBatched, Batched
-from ._function.continuous import AsyncContinuous, Continuous
-from ._function.continuously import continuously
+from ._function.batched import AsyncBatched, Batched, live
+from ._function.continuous import AsyncContinuous, Continuous, continuously
 from ._function.decorator import dynamically
 from ._function.inference import AsyncBatchedInference, BatchedInference, Features
-from ._function.live import live
 from ._function.method import BatchedMethod
 from ._runtime.wakers import Future
 from ._steps.rows import Row, Rows

@@ -15,7 +15,6 @@ the fixture `batched_inline`. (PYTEST_DONT_REWRITE: this module may be imported 
 from __future__ import annotations
 
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -94,7 +93,6 @@ def _alone(runtime: Any, **settings: Any) -> Any:
 
 def _work_here(runtime: ThreadRuntime, parker: Any) -> None:
     """Let this thread be a worker of `runtime` until no call waits."""
-    parker.thread = threading.current_thread()
     Context().run(_serve, runtime, parker)
 
 

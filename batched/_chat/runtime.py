@@ -12,7 +12,7 @@ from .._core.scheduler import Batch, Request
 from .._execution.execution import Execution
 from .._function.function import BatchFunction, Parts
 from .._runtime.event_loop import EventLoopRuntime
-from .._runtime.settling import Settled
+from .._runtime.settling import Settled, Wakers
 from .._runtime.timer_thread import daemon_thread
 from .._runtime.wakers import Future
 
@@ -51,15 +51,6 @@ class ClientRuntime(EventLoopRuntime):
     def _reset(self) -> None:
         super()._reset()
         self._answers: list[Any] = []  # ended batches with futures that are not woken yet
-        self._waking: set[int] = set()  # ids of the batches with such futures
-
-    def pending(self, *, running_only: bool) -> bool:
-        """Return whether calls are unanswered, or callbacks of futures still run."""
-        return super().pending(running_only=running_only) or bool(self._waking)
-
-    def here(self, _: object) -> ClientRuntime:
-        """Return the runtime for callers on any loop, or on none: this one."""
-        return self
 
     def _start_worker(self, parker: Any) -> None:
         clients_loop().call_soon_threadsafe(super()._start_worker, parker)
@@ -73,12 +64,12 @@ class ClientRuntime(EventLoopRuntime):
             clients_loop().call_soon_threadsafe(_give_up, items)
         return True
 
-    def _answer(self, batch: Batch, wakers: list[Any], settled: Settled) -> None:
+    def _answer(self, batch: Batch, wakers: Wakers, settled: Settled) -> None:
         """Wake the callers. A new thread wakes futures, because their callbacks may block."""
-        if not any(isinstance(waker, Future) for waker in wakers):
+        if not any(isinstance(waker, Future) for waker in wakers.values()):
             super()._answer(batch, wakers, settled)
             return
-        self._waking.add(id(batch))
+        self.waking.add(id(batch))
         self._answers.append((batch, wakers, settled))
         if len(self._answers) == 1:  # the items of one request end together
             clients_loop().call_soon(self._answer_futures)
@@ -95,7 +86,7 @@ class ClientRuntime(EventLoopRuntime):
             try:
                 super()._answer(batch, wakers, settled)
             finally:
-                self._waking.discard(id(batch))
+                self.waking.discard(id(batch))
 
 
 def _give_up(items: list[Any]) -> None:

@@ -13,10 +13,11 @@ dicts are copied.
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import suppress
+from dataclasses import fields
+from functools import lru_cache
 from types import FunctionType, MethodType
 from typing import Any, Final, Self
 
@@ -36,35 +37,34 @@ class Arguments(frozenset[tuple[Any, Hashable]]):
     As a set it is hashed and compared without a call of Python.
     """
 
-    __slots__ = ("args", "is_plain", "kwargs")
+    __slots__ = ("given", "is_plain")
 
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    given: tuple[tuple[Any, ...], dict[str, Any]]
+    """Positional and keyword arguments."""
     is_plain: bool
-    """Whether a batch may get `args` and `kwargs` as they are."""
+    """Whether a batch may get them as they are."""
 
     def __new__(
         cls,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
         keys: Iterable[tuple[Any, Hashable]] = (),
     ) -> Self:
         """Take the arguments of a call."""
         self = super().__new__(cls, keys)
-        self.args, self.kwargs = args, kwargs or {}
-        self.is_plain = CONTAINERS.isdisjoint(map(type, (*args, *self.kwargs.values())))
-        self.args, self.kwargs = self.unpack()  # the caller may change containers meanwhile
+        self.is_plain = CONTAINERS.isdisjoint(map(type, (*args, *kwargs.values())))
+        self.given = args, kwargs
+        self.given = self.unpack()  # the caller may change containers meanwhile
         return self
 
     def differ_from(self, other: Arguments) -> list[str]:
         """Return the names of the parameters that have different values in `other`."""
-        return sorted({place if isinstance(place, str) else place[0] for place, _ in self ^ other})
+        return sorted({place[0] for place, _ in self ^ other})
 
     def unpack(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return positional and keyword arguments for one batch."""
-        if self.is_plain:
-            return self.args, self.kwargs
-        return _copy(self.args), _copy(self.kwargs)
+        args, kwargs = self.given
+        return (args, kwargs) if self.is_plain else (_copy(args), _copy(kwargs))
 
 
 class Binder:
@@ -87,16 +87,17 @@ class Binder:
         except TypeError:
             raise TypeError(f"{name} takes no argument for the list of items") from None
         parameters = list(self._signature.parameters.values())
-        first = parameters[leading - 1] if 0 < leading <= len(parameters) else None
-        self.items_name = (
-            first.name if first and first.kind is first.POSITIONAL_OR_KEYWORD else None
-        )
+        by_keyword = [
+            each.name
+            for each in parameters[leading - 1 : leading]
+            if each.kind is each.POSITIONAL_OR_KEYWORD
+        ]
+        self.items_name = by_keyword[0] if by_keyword else None
         """Keyword by which the items may be passed, if any."""
-        self._defaults: dict[Hashable, Hashable] = {
-            each.name: _freeze(each.default) for each in parameters
+        self._defaults: dict[Any, Hashable] = {
+            (each.name,): _freeze(each.default) for each in parameters
         }
-        # parameters of the arguments, by number of positional ones, features and keywords
-        self._places: dict[tuple[Any, ...], list[Hashable]] = {}
+        self._places = lru_cache(CACHE_LIMIT)(self._find_places)
         self._bare: Arguments | None = None  # of a call without extra arguments
         with suppress(TypeError):
             self._bare = self.bind((), {})
@@ -111,41 +112,34 @@ class Binder:
         """
         if self._bare is not None and not args and not kwargs and not features:
             return self._bare
-        shape = (len(args), features, *kwargs)
-        places = self._places.get(shape)
-        if places is None:
-            places = self._find_places(args, kwargs, features)
-            if len(self._places) < CACHE_LIMIT:
-                self._places[shape] = places
+        places = self._places(len(args), features, *kwargs)
         values = map(_freeze, (*args, *kwargs.values()))
         keys = {**self._defaults, **dict(zip(places, values, strict=True))}
         return Arguments(args, kwargs, keys.items())
 
-    def _find_places(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], features: tuple[str, ...]
-    ) -> list[Hashable]:
-        """Return the parameter of each argument; of `*args` and `**kwargs` also the place in it."""
-        numbers = range(len(args))  # stand for the arguments
+    def _find_places(self, size: int, features: tuple[str, ...], *keywords: str) -> list[Any]:
+        """Return the parameter of each argument; of `*args` and `**kwargs` also the place in it.
+
+        There are `size` positional arguments.
+        """
+        given: list[Any] = [*range(size), *keywords]  # each stands for itself
         try:
-            if twice := set(features) & kwargs.keys():
-                raise TypeError(
-                    f"got {', '.join(sorted(twice))} both as a feature and as a further argument"
-                )
-            given: dict[str, Any] = {**dict.fromkeys(features), **{name: name for name in kwargs}}
-            bound = self._signature.bind(*self._leading, *numbers, **given)
+            bound = self._signature.bind(
+                *self._leading,
+                *given[:size],
+                **dict.fromkeys(features),
+                **{name: name for name in keywords},
+            )
         except TypeError as error:
             hint = self.hint if "too many positional" in str(error) else ""
             raise TypeError(f"{self._name}: {error}{hint}") from None
-        places: dict[Any, Hashable] = {}
+        places: dict[Any, tuple[Any, ...]] = {}
         for name, value in bound.arguments.items():
-            kind = self._signature.parameters[name].kind
-            if kind is inspect.Parameter.VAR_POSITIONAL:
-                places |= {number: (name, at) for at, number in enumerate(value)}
-            elif kind is inspect.Parameter.VAR_KEYWORD:
-                places |= {keyword: (name, keyword) for keyword in value}
+            if isinstance(value, (tuple, dict)):
+                places |= {each: (name, each) for each in value}
             else:
-                places[value] = name
-        return [places[each] for each in (*numbers, *kwargs)]
+                places[value] = (name,)
+        return [places[each] for each in given]
 
 
 def signature_of(func: Callable[..., Any]) -> inspect.Signature:
@@ -164,9 +158,10 @@ def takes_instance(func: Callable[..., Any]) -> bool:
 
 def is_method(func: Callable[..., Any]) -> bool:
     """Return whether `func` was defined in the body of a class, with an instance to take."""
-    place = getattr(func, "__qualname__", "").rpartition(".")[0]
-    in_class = isinstance(func, FunctionType) and place and not place.endswith("<locals>")
-    return bool(in_class) and takes_instance(func)
+    if not isinstance(func, FunctionType):
+        return False
+    around = func.__qualname__.split(".")[-2:-1]
+    return around not in ([], ["<locals>"]) and takes_instance(func)
 
 
 def _freeze(value: Any) -> Hashable:
@@ -177,19 +172,15 @@ def _freeze(value: Any) -> Hashable:
     kind: Any = type(value)
     if kind in SCALARS:
         return kind, value
-    if kind is dict:
-        return kind, tuple((_freeze(key), _freeze(item)) for key, item in value.items())
-    if kind is list or issubclass(kind, tuple):
-        return kind, tuple(map(_freeze, value))
-    if kind is set or kind is frozenset:
-        return kind, frozenset(map(_freeze, value))
+    if kind in CONTAINERS or issubclass(kind, tuple):
+        gather = frozenset if kind is set or kind is frozenset else tuple
+        return kind, gather(map(_freeze, value.items() if kind is dict else value))
     if kind is MethodType:
         return kind, id(value.__self__), id(value.__func__)
     if getattr(getattr(kind, "__dataclass_params__", None), "frozen", False):
-        return kind, tuple(_freeze(getattr(value, each.name)) for each in dataclasses.fields(kind))
-    of_numpy, of_torch = find_imported("numpy", "generic"), find_imported("torch", "device")
-    classes = (float, complex, *of_numpy, *of_torch)
-    if kind.__module__.partition(".")[0] in VALUES or issubclass(kind, classes):
+        return kind, *[_freeze(getattr(value, each.name)) for each in fields(kind)]
+    scalars = float, complex, *find_imported("numpy", "generic"), *find_imported("torch", "device")
+    if issubclass(kind, scalars) or kind.__module__.partition(".")[0] in VALUES:
         return kind, repr(value)
     return id, id(value)
 

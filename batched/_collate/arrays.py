@@ -20,14 +20,14 @@ def find_imported(module: str, name: str) -> tuple[Any, ...]:
     class has no instances.
     """
     found = getattr(sys.modules.get(module), name, None)
-    return (found,) if isinstance(found, type) else ()
+    return (found,) if found else ()
 
 
 def is_array(value: Any) -> bool:
     """Return whether `value` is an array of numpy or a tensor of torch."""
     # as `find_imported`, without its calls
-    tensor: Any = getattr(sys.modules.get("torch"), "Tensor", ())
-    ndarray: Any = getattr(sys.modules.get("numpy"), "ndarray", ())
+    tensor = getattr(sys.modules.get("torch"), "Tensor", ())
+    ndarray = getattr(sys.modules.get("numpy"), "ndarray", ())
     return isinstance(value, (tensor, ndarray))
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
 from .._core.scheduler import Batch, Request, Slice
+from ..errors import BatchFunctionError
 
 Call = tuple[tuple[Any, ...], dict[str, Any], Any]
 """Positional arguments, keyword arguments and context of one call of the batch function. The
@@ -21,19 +22,17 @@ Part = tuple[list[Slice], Collate]
 """Slices that run together, and the function that collates them."""
 
 
-UNAWAITED: Final = (
-    "a coroutine, which nothing awaits: decorate an `async def` with an `aio` decorator; a wrapper "
-    "around one must be an `async def` that awaits it"
-)
-"""Description of an output for messages."""
+def refuse_unawaited(what: str, output: Any) -> None:
+    """Raise a BatchFunctionError if `output`, of which `what` speaks, is a coroutine.
 
-
-def is_unawaited(output: Any) -> bool:
-    """Return whether `output` is a coroutine, and close it: no caller can await it any more."""
-    if not inspect.iscoroutine(output):
-        return False
-    output.close()
-    return True
+    Close it, because no caller can await it any more.
+    """
+    if inspect.iscoroutine(output):
+        output.close()
+        raise BatchFunctionError(
+            f"{what} a coroutine, which nothing awaits: decorate an `async def` with an `aio` "
+            "decorator; a wrapper around one must be an `async def` that awaits it"
+        )
 
 
 class GroupsNeeded(Exception):

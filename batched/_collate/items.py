@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from copy import deepcopy
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final
 
 from .._core.scheduler import Batch, Request, Slice
 from ..errors import BatchFunctionError, BatchSizeMismatch
 from .arrays import copy_array, find_imported, is_array, synchronize
-from .collator import UNAWAITED, Call, Collator, is_unawaited
+from .collator import Call, Collator, refuse_unawaited
 
 IMMUTABLE: Final = {bool, bytes, complex, float, int, str, type(None)}
 """Types of results that callers may share."""
@@ -18,12 +19,14 @@ PLAIN: Final = {dict, list, tuple, *IMMUTABLE}
 """Types of results that are neither exceptions nor arrays."""
 
 
+@dataclass(eq=False)
 class ItemCollator(Collator):
     """Collator of calls of plain objects."""
 
-    def __init__(self, name: str, *, unpack: bool = False) -> None:
-        self._name = name  # name of the batch function, for error messages
-        self._unpack = unpack  # whether the function takes a list for each part of its items
+    name: str
+    """Name of the batch function, for messages."""
+    unpack: bool = False
+    """Whether the function takes a list for each part of its items."""
 
     def collate(self, slices: list[Slice], batch: Batch) -> Call:
         """Return the call with the items of all slices in order.
@@ -42,15 +45,18 @@ class ItemCollator(Collator):
                 else:
                     items.append(request.items)
         if leader.lengths is not None:
-            _count_padding(slices, len(items), batch)
+            lengths = [request.lengths[a:b] for request, a, b in slices]  # type: ignore[index]  # as the leader
+            cells = len(items) * max(lengths)[0]  # the longest first
+            batch.cells += cells
+            batch.padding += cells - sum(map(sum, lengths))
         places = None
         if leader.keys is not None:
-            keys = chain.from_iterable([request.keys[a:b] for request, a, b in slices])  # type: ignore[index]  # as the leader
-            items, places = distinct(items, keys)
+            keys = [request.keys[a:b] for request, a, b in slices]  # type: ignore[index]  # too
+            items, places = distinct(items, list(chain.from_iterable(keys)))
         batch.computed = len(items)
         group: Any = leader.group_key  # its `Arguments`
-        args, kwargs = (group.args, group.kwargs) if group.is_plain else group.unpack()
-        if self._unpack:
+        args, kwargs = group.given if group.is_plain else group.unpack()
+        if self.unpack:
             return (*map(list, zip(*items, strict=True)), *args), kwargs, places
         return (items, *args), kwargs, places
 
@@ -84,39 +90,43 @@ class ItemCollator(Collator):
         end = 0
         for request, start, stop in slices:
             first, end = end, end + stop - start
-            if not request.listed:
-                parts.append(rows[first])
-                continue
-            part = rows[first:end]
-            error = None if plain or request.separate else _first_error(request, start, part)
-            if error is None and request.places is not None and stop - start == request.size:
-                try:
-                    part = self._restore(part, request.places)
-                except BatchFunctionError as without_copy:
-                    error = without_copy
-            parts.append(part if error is None else error)
+            part = rows[first:end] if request.listed else rows[first]
+            if request.listed and not (request.separate or (plain and request.places is None)):
+                part = self._settle(request, start, part)
+            parts.append(part)
         return parts
 
     def join(self, request: Request, parts: list[list[Any]]) -> list[Any]:
         """Return the results of a list call, in the order of its items."""
-        results = list(chain.from_iterable(parts))
-        return results if request.places is None else self._restore(results, request.places)
+        results: Any = list(chain.from_iterable(parts))
+        if request.places is not None:
+            results = self._settle(request, 0, results)
+            if type(results) is not list:
+                raise results
+        return results  # type: ignore[no-any-return]
 
-    def _restore(self, results: list[Any], places: list[int]) -> list[Any]:
-        """Return the results of a list call, by the place of each in `results`.
+    def _settle(self, request: Request, start: int, part: list[Any]) -> Any:
+        """Return the outcome of a list call from position `start` on.
 
-        Raises:
-            BatchFunctionError: a result cannot be copied.
+        It is the first exception among the results, in the order of the call, or the list of them.
+        The results of a whole call are in that order, too.
         """
-        restored = self._repeat(results, places)
-        for result in restored:
-            if type(result) is BatchFunctionError:
-                raise result
-        return restored
+        order: Sequence[int] = request.order or range(request.size)
+        if request.places is not None and len(part) == request.size:
+            part = self._repeat(part, request.places)
+            order = range(len(part))
+        if PLAIN.issuperset(map(type, part)):
+            return part
+        errors = {
+            order[position]: row
+            for position, row in enumerate(part, start)
+            if issubclass(type(row), BaseException)  # `__class__` may be user code
+        }
+        return errors[min(errors)] if errors else part
 
     def _check_size(self, rows: list[Any], size: int) -> None:
         if len(rows) != size:
-            raise BatchSizeMismatch.between(self._name, size, len(rows))
+            raise BatchSizeMismatch.between(self.name, size, len(rows))
 
     def _repeat(self, rows: list[Any], places: list[int]) -> list[Any]:
         """Return the row at each of `places`. A row that is there again is a copy."""
@@ -138,25 +148,24 @@ class ItemCollator(Collator):
             return copy_array(row) if is_array(row) else deepcopy(row)
         except Exception as error:
             return BatchFunctionError(
-                f"{self._name}: with dedupe, callers of equal items get copies of one result, and "
+                f"{self.name}: with dedupe, callers of equal items get copies of one result, and "
                 f"copy.deepcopy of this {type(row).__name__} raised {error!r}"
             )
 
     def _to_list(self, output: Any) -> list[Any]:
-        if isinstance(output, (str, bytes, bytearray, memoryview, Mapping)) or not (
+        if isinstance(output, (str, bytes, bytearray, memoryview)) or not (
             isinstance(output, Sequence) or hasattr(output, "__dlpack__")
         ):
-            if is_unawaited(output):
-                raise BatchFunctionError(f"{self._name} returned {UNAWAITED}")
+            refuse_unawaited(f"{self.name} returned", output)
             raise BatchFunctionError(
-                f"{self._name} returned {type(output).__name__}; it must return a list, tuple, "
+                f"{self.name} returned {type(output).__name__}; it must return a list, tuple, "
                 "array or tensor with one entry per item"
             )
         if isinstance(output, tuple):
             self._refuse_several(output)
         if getattr(output, "ndim", 1) == 0:
             raise BatchFunctionError(
-                f"{self._name} returned a single value; it must return one per item"
+                f"{self.name} returned a single value; it must return one per item"
             )
         return list(output)
 
@@ -167,49 +176,24 @@ class ItemCollator(Collator):
         several = any(getattr(each, "ndim", 1) for each in output if type(each) in kinds)
         if hasattr(output, "_make") or hasattr(output, "n_fields") or several:
             raise BatchFunctionError(
-                f"{self._name} returned a {type(output).__name__} of several outputs, not one "
+                f"{self.name} returned a {type(output).__name__} of several outputs, not one "
                 "entry per item; return list(zip(*output)), or list(output) if it has one entry "
                 "per item"
             )
 
 
-def distinct(items: list[Any], keys: Any) -> tuple[list[Any], list[int]]:
+def distinct(items: list[Any], keys: list[Any]) -> tuple[list[Any], list[int]]:
     """Return the first item of each key, and for each item its place among them."""
-    found: dict[Hashable, int] = {}
-    places = [found.setdefault(key, len(found)) for key in keys]
-    first = dict(zip(reversed(places), reversed(items), strict=True))
-    return [first[place] for place in range(len(found))], places
+    first: dict[Hashable, Any] = {}
+    for item, key in zip(items, keys, strict=True):
+        first.setdefault(key, item)
+    numbers = dict(zip(first, range(len(first)), strict=True))
+    return list(first.values()), [numbers[key] for key in keys]
 
 
 def owned(value: Any) -> Any:
     """Return a result, an array or a tensor as a copy, because its memory may be used again."""
-    return value if type(value) in PLAIN else _own_memory(value, [value], alone=False)[0]
-
-
-def _first_error(request: Request, start: int, part: list[Any]) -> BaseException | None:
-    """Return the exception in `part` for the item that comes first in the call; None if none.
-
-    `part` begins at position `start` of `request`.
-    """
-    order = range(request.size) if request.order is None else request.order
-    errors = {
-        order[position]: row
-        for position, row in enumerate(part, start)
-        if issubclass(type(row), BaseException)  # `__class__` may be user code
-    }
-    return errors[min(errors)] if errors else None
-
-
-def _count_padding(slices: list[Slice], size: int, batch: Batch) -> None:
-    """Add the cells of `slices` (items times longest length) and their padding to `batch`."""
-    longest = total = 0
-    for request, start, stop in slices:
-        assert request.lengths is not None
-        lengths = request.lengths[start:stop]  # longest first
-        total += sum(lengths)
-        longest = max(longest, lengths[0])
-    batch.cells += size * longest
-    batch.padding += size * longest - total
+    return value if type(value) in PLAIN else _own_memory(None, [value], alone=False)[0]
 
 
 def _own_memory(output: Any, rows: list[Any], *, alone: bool) -> list[Any]:
@@ -218,15 +202,13 @@ def _own_memory(output: Any, rows: list[Any], *, alone: bool) -> list[Any]:
     The function may reuse their memory. For a caller that is `alone`, an array of rows is copied as
     a whole.
     """
-    whole = alone and is_array(output) and not getattr(output.dtype, "hasobject", False)
+    if alone and is_array(output) and not getattr(output.dtype, "hasobject", False):
+        rows = [output]
     tensors = find_imported("torch", "Tensor")
     # numpy.void: records of structured arrays
     kinds = (*find_imported("numpy", "ndarray"), *find_imported("numpy", "void"), *tensors)
-    owned = [
-        # not `isinstance`: `__class__` of an object may be user code
-        copy_array(each) if issubclass(type(each), kinds) else each
-        for each in ([output] if whole else rows)
-    ]
+    # not `isinstance`: `__class__` of an object may be user code
+    owned = [copy_array(each) if issubclass(type(each), kinds) else each for each in rows]
     if copied := [each for each in owned if issubclass(type(each), tensors)]:
         synchronize(copied)  # the caller may read them on another stream
-    return list(owned[0]) if whole else owned
+    return list(owned[0]) if rows[0] is output else owned

@@ -27,11 +27,8 @@ def validate_lengths(name: str, lengths: list[Any]) -> list[int]:
             raise TypeError(
                 f"{name}: length must return a number of at least 0, got {length!r}"
             ) from None
-        if found[-1] < 0:
-            raise ValueError(f"{name}: length must return a number of at least 0, got {length!r}")
-        if found[-1] > sys.maxsize:
+        if not 0 <= found[-1] <= sys.maxsize:
             raise ValueError(
-                f"{name}: length must return a number of at most {sys.maxsize}, got one of "
-                f"{found[-1].bit_length()} bits"
+                f"{name}: length must return a number from 0 to {sys.maxsize}, got {length!r:.40}"
             )
     return found

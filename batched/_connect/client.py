@@ -28,7 +28,7 @@ from .._runtime.async_backend import current_loop, post
 from .._runtime.call_queue import CallQueue
 from .._runtime.recorder import Recorder
 from .._runtime.runtime import CANNOT_START, MANY
-from .._runtime.settling import take_wakers
+from .._runtime.settling import Wakers, take_wakers
 from .._runtime.timer_thread import daemon_thread
 from .._runtime.waits import enter_worker
 from .._runtime.wakers import log_failure, wake_all
@@ -160,10 +160,6 @@ class ClientRuntime(CallQueue):
         self._connecting = False
         self._posted: object = None  # the loop that will call `_send`
 
-    def here(self, _: object) -> ClientRuntime:
-        """Return the runtime for callers on any loop, or on none: this one."""
-        return self
-
     def close(self, cancel: bool) -> None:
         super().close(cancel)
         with self._lock:
@@ -198,9 +194,9 @@ class ClientRuntime(CallQueue):
             self._send()
         return cancelled
 
-    def abort(self, why: str) -> None:
+    def abort(self, why: str, wakers: Wakers | None = None) -> None:
         connection = self._connection
-        super().abort(why)
+        super().abort(why, wakers)
         if connection is not None:
             connection.end()
 
@@ -234,7 +230,7 @@ class ClientRuntime(CallQueue):
         The question has a connection of its own, so that any thread may wait for the answer.
         """
         connection = self._connection
-        found = self._remote.find(None if connection is None else connection.place)
+        found = self._remote.find(connection and connection.place)
         if found is None:
             return None
         link, _, channel, _ = found
@@ -320,7 +316,7 @@ class ClientRuntime(CallQueue):
         except BaseException:  # nobody knows how much was sent
             connection.end()
             raise
-        if self._scheduler.admitted:
+        with self._lock:
             self._notify_admitted()
 
     def _send_rest(self, connection: _Connection, rest: bytes | memoryview) -> None:
@@ -356,7 +352,7 @@ class ClientRuntime(CallQueue):
                 self._alarm = NEVER
                 return False
             self._connection = connection
-            self._workers = 1
+            self._workers.add(connection)
         self._send()
         return True
 
@@ -369,6 +365,7 @@ class ClientRuntime(CallQueue):
             else:  # its caller has gone
                 frame.drop()
         ended: list[Request] = []
+        wakers = Wakers()
         sizes: Counter[Batch] = Counter()
         with self._lock:
             for number, (value, failed) in answers.items():
@@ -385,7 +382,7 @@ class ClientRuntime(CallQueue):
                 ended.append(request)
             if not sizes:
                 return
-            wakers = take_wakers(ended)
+            take_wakers(ended, wakers)
             if connection is self._connection:
                 self._end_calls(sizes)
             more = self._scheduler.waiting > 0
@@ -394,7 +391,7 @@ class ClientRuntime(CallQueue):
             if more:
                 self._send()
         finally:
-            wake_all(wakers)
+            wake_all(wakers.values())
 
     def _load(self, frame: Frame) -> tuple[Any, bool]:
         """Return the result or the error of a call, and whether it is an error."""
@@ -421,9 +418,10 @@ class ClientRuntime(CallQueue):
 
     def _end_if_idle(self) -> None:
         """End the connection of a closed queue without calls. The caller holds the lock."""
-        if self._closed and self._connection is not None and not self.pending(running_only=False):
+        if self._closed and self._connection is not None and not any(self.load()):
             self._connection.end()
-            self._connection, self._workers, self._alarm = None, 0, NEVER
+            self._workers.clear()
+            self._connection, self._alarm = None, NEVER
 
     def lost(self, connection: _Connection | None, why: str, pause: float) -> None:
         """End all calls, because the connection has ended or could not be made.

@@ -86,25 +86,17 @@ class Capacity:
         self.varies = True
 
 
-class Room(Capacity):
-    """Capacity that `whole` has left beside live rows, for at least one further item."""
+class Room:
+    """Room that a capacity has left beside live rows, for at most `most` further rows."""
 
     def __init__(self, whole: Capacity, live: int, longest: int, most: int) -> None:
-        self.batch_size = min(whole.batch_size - live, most)
-        self.cost = whole.cost
-        self.varies = whole.varies
         self._whole, self._live, self._longest = whole, live, longest
+        self._most = live + most
 
-    def holds(self, longest: int) -> bool:
-        """Return whether one more item, `longest` long, fits beside the live rows."""
-        return self._places(longest) > 0
-
-    def max_items(self, longest: int) -> int:
-        return max(1, self._places(longest))
-
-    def may_pad(self, padding: float, cells: int) -> bool:  # noqa: ARG002  of whole batches
-        return True  # rows join and leave, so they are never padded together
-
-    def _places(self, longest: int) -> int:
-        fitting = self._whole.max_items(max(longest, self._longest)) - self._live
-        return min(self.batch_size, fitting)
+    def admits(self, length: int) -> bool:
+        """Return whether one more row of this length fits. If so, count it among the live rows."""
+        longest = max(length, self._longest)
+        if self._live >= min(self._most, self._whole.max_items(longest)):
+            return False
+        self._live, self._longest = self._live + 1, longest
+        return True

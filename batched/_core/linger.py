@@ -135,9 +135,6 @@ class Eager:
     def arrived(self, group: Hashable, items: int, now: float) -> None:
         """Record the arrival of `items` in `group`."""
 
-    def note_outstanding(self, items: int) -> None:
-        """Record the number of items that wait or run. Called before that number falls."""
-
     def decide(self, group: Hashable, items: int, outstanding: int, now: float) -> None:
         """Record a decision point: a batch of `items` of `group` could leave although not full."""
 
@@ -200,7 +197,8 @@ class Hindsight(Eager):
         # waits that are considered (s)
         self._waits = sorted({min(max(wait, tick), end) for wait in (*WAITS, end)})
         self._gains = [0.0] * len(self._waits)  # mean gain of each wait (item seconds)
-        # for each period between the ends of two batches, the most items that waited or ran at once
+        # for each period between the ends of two batches, the most items that waited or ran
+        # at once; the largest of these numbers is the expected one
         self._peaks = deque([0], maxlen=RECENT + 1)
         # whether a group is held until it fills a batch, although it leaves items behind
         self._full_pays = False
@@ -211,13 +209,8 @@ class Hindsight(Eager):
         self._singly = RECENT  # number of decision points still to be evaluated one by one
         self._unrecorded = 0  # later arrivals that the latest decision point still records (items)
 
-    @property
-    def expected(self) -> int:
-        """Largest number of items that lately waited or ran at once."""
-        return max(self._peaks)
-
     def is_complete(self, outstanding: int, waiting: int) -> bool:
-        expected = self.expected
+        expected = max(self._peaks)
         share = expected / self._workers
         return (
             outstanding >= expected
@@ -233,6 +226,7 @@ class Hindsight(Eager):
             point.moments.append(now - point.since)
 
     def note_outstanding(self, items: int) -> None:
+        """Record the number of items that wait or run. Called before that number falls."""
         if items > self._peaks[-1]:
             self._peaks[-1] = items
 
@@ -244,7 +238,7 @@ class Hindsight(Eager):
             point.seconds = now - point.since
             self._pace += (point.seconds - self._pace) * (WEIGHT if self._pace else 1.0)
             # else all expected items were there and none followed: no wait could gain anything
-            if point.moments or point.outstanding < self.expected:
+            if point.moments or point.outstanding < max(self._peaks):
                 self._past.append(point)
         self._latest = DecisionPoint(hash(group), items, outstanding, now)
         self._unrecorded = self.batch_size
@@ -264,7 +258,7 @@ class Hindsight(Eager):
                 self._evaluate(point, self._cost.mean)
             self._singly = max(self._singly - len(self._past), 0)
             # the last formula of the module, without divisions
-            share = self.expected / self._workers
+            share = max(self._peaks) / self._workers
             if share > self.batch_size:
                 full, rest = time(self.batch_size), time(share - self.batch_size)
                 left_side = self.batch_size * (full + rest) ** 2
@@ -277,7 +271,7 @@ class Hindsight(Eager):
         seen = min(point.seconds, s)  # time after the point for which arrivals are known (s)
         n, moments, arrived = point.n, point.moments, point.arrived
         room = self.batch_size - n
-        missing = min(room, max(self.expected - point.outstanding, 0))  # items that could join
+        missing = min(room, max(max(self._peaks) - point.outstanding, 0))  # items that could join
         complete = 0.0  # arrival of the last of them (s)
         if missing:
             place = bisect_left(arrived, missing)

@@ -147,7 +147,6 @@ class Scheduler:
         """
         self._expiring.pop(request, None)
         if request.queued:
-            self._rule.note_outstanding(self.waiting + self.in_flight)
             self.waiting -= request.size - request.dispatched
             group = self._groups[request.group_key]
             group.withdraw(request)
@@ -198,64 +197,40 @@ class Scheduler:
         return batch
 
     def join(self, key: Hashable, room: Room, now: float) -> list[Batch]:
-        """Return rows that join the live rows of a run, each a batch of one item.
+        """Return rows that join the live rows of a run. Each is a batch, because `batch_size` is 1.
 
         The run has calls of the group `key`. If the next call to run is of another group, no call
         joins, so that the other group runs once all rows of the run have left.
         """
-        whole, self.capacity = self.capacity, room
-        try:
-            leader = self._choose_leader(now)
-            if leader is None or leader.group_key != key or not room.holds(leader.longest):
-                return []
-            batch = self.take(now)
-        finally:
-            self.capacity = whole
-        return [] if batch is None else self._split(batch)
+        rows: list[Batch] = []
+        while (
+            (leader := self._choose_leader(now)) is not None
+            and leader.group_key == key
+            and room.admits(leader.longest)
+            and (batch := self.take(now)) is not None
+        ):
+            rows.append(batch)
+        return rows
 
-    def _split(self, batch: Batch) -> list[Batch]:
-        """Replace `batch` by a batch for each of its items."""
-        parts = [
-            Batch(
-                [(request, at, at + 1)],
-                1,
-                batch.reason,
-                batch.started,
-                request.lengths[at] if request.lengths else 0,
-                () if at else (batch.started - request.arrived,),
-            )
-            for request, start, stop in batch.slices
-            for at in range(start, stop)
-        ]
-        del self.running[batch]
-        self.running.update(dict.fromkeys(parts))
-        self._free -= len(parts) - 1
-        return parts
-
-    def next_deadline(self) -> float:
+    def next_deadline(self, now: float = NEVER) -> float:
         """Return the moment from which `take` can return a batch.
 
         The moment is past if `take` can do so now. It is infinite if no batch can leave before
-        another call arrives or a batch ends.
+        another call arrives or a batch ends; but for the only worker, idle at `now`, it is the end
+        of the linger that began with the free worker: returning callers need not wake it until
+        then.
         """
-        if not self._free or not self._groups:
+        if not self._groups or not self._free:
+            rule = self._rule
+            if self._free == 1 and rule.holds and not self.draining:
+                until = rule.since(AT_ONCE, self._free_since) + rule.linger
+                if until > now:
+                    return until
             return NEVER
         if len(self._groups) == 1:
             return self.ready_at(*self._groups.values())
         self._sort_groups(AT_ONCE)
         return AT_ONCE if any(self._ready) else self.ready_at(self._held[0][2])
-
-    def linger_end(self, now: float) -> float:
-        """Return the moment at which the linger that began with the free worker ends (s).
-
-        The idle worker sleeps until then, so that returning callers need not wake it. The moment is
-        infinite if nothing would be held, if not exactly one worker is free, or if it is past.
-        """
-        rule = self._rule
-        if self.draining or self._free != 1 or not rule.holds:
-            return NEVER
-        until = rule.since(AT_ONCE, self._free_since) + rule.linger
-        return until if until > now else NEVER
 
     def answer_early(self, batch: Batch, items: int) -> None:
         """Take `items` out of flight: they have ended, or were given up, while `batch` runs."""

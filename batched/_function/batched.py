@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
+import threading
 import types
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Generator, Iterable, Mapping
@@ -18,8 +19,10 @@ from typing import (
     Generic,
     Literal,
     Never,
+    Self,
     SupportsIndex,
     TypeVar,
+    Unpack,
     cast,
     overload,
 )
@@ -30,18 +33,16 @@ from .._runtime.async_backend import current_loop, post
 from .._runtime.recorder import Recorder
 from .._runtime.settling import raise_error
 from .._runtime.waits import current_worker
-from .._runtime.wakers import Future, Lock, async_waker, blocking_waker, logger
+from .._runtime.wakers import Future, async_waker, blocking_waker, logger
 from ..stats import Stats
 from .function import Batcher, BatchFunction, Parts
 from .map import Ahead, async_mapped, mapped
 from .method import BatchedMethod
 from .pickling import DOTTED_NAMES, Carriers, importable_name
-from .requests import MISSING
+from .requests import MISSING, Args, Keywords
 from .settings import Settings
 
 if TYPE_CHECKING:
-    from typing import Self, Unpack
-
     from typing_extensions import ParamSpec
 
     P = ParamSpec("P", default=...)
@@ -66,18 +67,21 @@ class BatchedCallable(Generic[T, U, P]):
     # slots, because functools.wraps copies `__dict__`
     __slots__ = (
         "__dict__",
+        "__func__",
+        "__self__",
         "__weakref__",
         "_batcher",
         "_function",
-        "_held_as",
         "_instances",
         "_latest",
-        "_method",
         "_owner",
     )
 
     __wrapped__: Callable[..., Any]
     """The undecorated batch function."""
+    _function: BatchFunction
+    _held_as = ""
+    """`Class.attribute` of a function in a class body."""
 
     if not TYPE_CHECKING:  # without a count of parameters: P has a default for checkers only
         __class_getitem__ = classmethod(types.GenericAlias)
@@ -85,30 +89,24 @@ class BatchedCallable(Generic[T, U, P]):
     def __init__(
         self, function: BatchFunction | BatchedMethod[Any, Any], owner: object = None
     ) -> None:
-        self._function: BatchFunction
-        self._method: BatchedMethod[Any, Any] | None  # unbound, if this is bound
-        self._held_as: str  # "Class.attribute" of a function in a class body
+        self._owner = owner  # the instance, or class, of a bound method
         if isinstance(function, BatchedMethod):  # bind; arguments as of `types.MethodType`
             unbound: BatchedCallable[Any, Any, Any] = function.function
             self.__dict__ = unbound.__dict__.copy()
-            self._function, self._held_as = unbound._function, unbound._held_as
-            self._owner, self._method = owner, function
+            self.__self__, self.__func__ = owner, function
+            self._function = unbound._function
             self.__wrapped__ = types.MethodType(self._function.func, owner)
             self._batcher = unbound._batcher_of(owner)
             return
-        func = function.func
         self._function = function
-        self._owner = owner  # the instance, or class, of a bound method
         self._batcher = Batcher(function.parts(bound=owner is not None))
-        self._method = None
-        self._held_as = ""
         # batchers of instances, by id; a weak reference removes each entry
         self._instances: dict[int, tuple[weakref.ref[Any], Batcher]] = {}
         # instances in a row that had only batches of one item, and the counts of the latest one
-        self._latest: tuple[int, Recorder | None] = 0, None
+        self._latest = 0, Recorder()
         # inspect recognizes no coroutine function without a name
         self.__name__ = self.__qualname__ = function.name
-        functools.update_wrapper(self, func, updated=())  # type: ignore[arg-type]  # its subclasses are callable
+        functools.update_wrapper(self, function.func, updated=())  # type: ignore[arg-type]  # its subclasses are callable
         functions[id(self)] = self
 
     @overload
@@ -163,31 +161,31 @@ class BatchedCallable(Generic[T, U, P]):
             BatcherClosed: the batcher was shut down.
             QueueFull: there is no room for the item, with `on_full="raise"`.
         """
-        room = blocking_waker() if self._batcher.may_block and current_loop() is None else None
-        return self._submit(item, args, kwargs, room)
+        return self._submit(item, args, kwargs)
 
     def _submit(
         self,
         item: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        room: Lock | None = None,
+        args: Args = (),
+        kwargs: Keywords | None = None,
         *,
         ahead: bool = False,
         pieces: Any = None,
     ) -> Future[U]:
-        """Submit `item` as `submit` does, but wait for room in the queue only with `room`.
+        """Submit `item` as `submit` does; `pieces` gets the pieces that a function emits.
 
-        With `ahead` the call does not wait until `prepare` has run either. `pieces` gets the pieces
-        that a function emits.
+        A call of `map`, made `ahead`, waits neither for room nor until `prepare` has run.
         """
         loop, batcher = current_loop(), self._batcher
         runtime = batcher.runtime.here(loop)
         on = loop if self._function.coroutine else None
+        room = blocking_waker() if batcher.may_block and loop is None and not ahead else None
         future: Future[U] = Future()
 
         def parse() -> Request:
-            request = batcher.requests.parse(item, args, kwargs, self._owner, future, True)
+            request: Request = batcher.requests.parse(
+                item, args, kwargs or {}, self._owner, future, True
+            )
             request.pieces = pieces
             future.bind(request, runtime, on, room)
             if future.cancelled():  # while it was prepared
@@ -195,11 +193,11 @@ class BatchedCallable(Generic[T, U, P]):
             return request
 
         if batcher.preparers is not None and (loop is not None or ahead):
-            batcher.preparers.start(_submit_prepared, future, runtime, parse, on)
+            batcher.preparers.start(_enter, future, runtime, parse, on)
             return future
         request = parse()
         try:
-            queued = runtime.submit(request, from_event_loop=loop is not None or ahead)
+            queued = runtime.submit(request, from_event_loop=loop is not None)
             if not queued and room is not None and runtime.may_wait():
                 room.acquire()
         except BaseException:  # no caller gets this future
@@ -238,7 +236,8 @@ class BatchedCallable(Generic[T, U, P]):
     async def aclose(self, *, cancel_futures: bool = False) -> None:
         """Shut down as `shutdown()` does, without blocking the event loop."""
         self._batcher.close_preparers()
-        await self._batcher.runtime.aclose(cancel=cancel_futures)
+        self._batcher.runtime.shutdown(wait=False, cancel=cancel_futures)
+        await self._batcher.runtime.drain_async()
 
     def __enter__(self) -> Self:
         self._batcher.runtime.open()
@@ -323,7 +322,8 @@ class BatchedCallable(Generic[T, U, P]):
     def _watch_instances(self, recorder: Recorder, kind: str) -> None:
         """Warn if many instances in a row have each had only batches of one item."""
         count, latest = self._latest
-        self._latest = count + 1 if latest is not None and latest.is_alone else 0, recorder
+        sizes = [*latest.snapshot(0, 0, 0).batch_sizes]
+        self._latest = count + 1 if sizes == [1] else 0, recorder
         if self._latest[0] == MANY_INSTANCES and self._function.options.policy.batch_size > 1:
             logger.warning(
                 "%d instances of %s in a row have run %s in batches of one item: each instance has "
@@ -331,19 +331,13 @@ class BatchedCallable(Generic[T, U, P]):
                 *(MANY_INSTANCES, kind, self._function.name),
             )
 
-    @property
-    def _is_a_function(self) -> bool:
-        """Whether the decorated function has a name of its own and is not a bound method."""
-        func = self._function.func
-        return not isinstance(func, types.MethodType) and hasattr(func, "__qualname__")
-
     def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
-        owner = self._owner
+        owner, func = self._owner, self._function.func
         if owner is not None:
             name = self._held_as.rpartition(".")[2] or self.__name__
             if getattr(owner, name, None) == self:
                 return getattr, (owner, name)
-        elif self._is_a_function:
+        elif hasattr(func, "__qualname__") and not isinstance(func, types.MethodType):
             name = importable_name(self, self._held_as) or self.__qualname__
             old = operator.index(protocol) < DOTTED_NAMES
             return name if old else self._carriers.reduce(name)
@@ -358,13 +352,10 @@ class BatchedCallable(Generic[T, U, P]):
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the decorated function."""
-        # not initialised yet; or copied as it is pickled, not as the decorated object is copied
-        if name in ("_function", "__deepcopy__"):
+        # not initialised yet; copied as it is pickled, not as the decorated object is copied; not
+        # bound to an instance, though a decorated method may be
+        if name in ("_function", "__deepcopy__", "__self__", "__func__"):
             raise AttributeError(name)
-        if name in ("__self__", "__func__"):  # never from a decorated bound method
-            if self._method is None:
-                raise AttributeError(f"{self!r} is not bound to an instance")
-            return self._owner if name == "__self__" else self._method
         try:
             return getattr(self._function.func, name)
         except AttributeError:
@@ -378,62 +369,60 @@ class BatchedCallable(Generic[T, U, P]):
     def _ahead(
         self, buffersize: int | None, timeout: float | None, return_exceptions: bool
     ) -> Ahead[T]:
-        return Ahead(
-            functools.partial(
-                self._submit,
-                args=(),
-                kwargs={},
-                ahead=self._batcher.preparers is not None,
-            ),
-            self._function.options.policy,
-            buffersize,
-            timeout,
-            return_exceptions,
-        )
+        submit = functools.partial(self._submit, ahead=True)
+        policy = self._function.options.policy
+        return Ahead(submit, policy, buffersize, timeout, return_exceptions)
 
 
-class _Fixed:
-    """Descriptor of a setting, which cannot be assigned."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __get__(self, *_: object) -> Never:
-        raise AttributeError(self._name)  # so the decorated function is asked for it
-
-    def __set__(self, decorated: object, _: object) -> Never:
-        raise AttributeError(
-            f"{decorated!r} has its settings from its decoration; for others, "
-            f"with_options({self._name}=...) returns the same function with a queue of its own"
-        )
+def _refuse(name: str, decorated: object, _: object) -> Never:
+    raise AttributeError(
+        f"{decorated!r} has its settings from its decoration; for others, "
+        f"with_options({name}=...) returns the same function with a queue of its own"
+    )
 
 
-for _name in Settings.__annotations__:
-    setattr(BatchedCallable, _name, _Fixed(_name))
+for _name in Settings.__annotations__:  # read, they are attributes of the decorated function
+    setattr(BatchedCallable, _name, property(None, functools.partial(_refuse, _name)))
 
 
-def _submit_prepared(
-    future: Future[Any], runtime: Any, parse: Callable[[], Request], loop: object
+def _enter(
+    future: Future[Any],
+    runtime: Any,
+    parse: Callable[[], Request],
+    loop: object,
+    request: Request | None = None,
 ) -> None:
     """Prepare and submit a call, on its `loop` if there is one. An error is its answer."""
-
-    def submit() -> None:
-        try:
-            if request.waker is not None:  # else it was cancelled
-                runtime.submit(request, from_event_loop=True)
-        except BaseException as error:
-            future.fail(error)
-
     try:
-        request = parse()
+        if request is None:
+            request = parse()
+            if loop is not None:
+                return post(loop, _enter, future, runtime, parse, loop, request)
+        if request.waker is not None:  # else it was cancelled
+            runtime.submit(request, from_event_loop=True)
     except BaseException as error:
         if not future.done():
             future.fail(error)
-        return
-    if loop is None:
-        submit()
-    else:
-        post(loop, submit)
+
+
+def live() -> list[Batched[Any, Any, ...] | AsyncBatched[Any, Any, ...]]:
+    """Return every batched function of this process that exists now.
+
+    A method is in the list once for each instance that has called it, bound to that instance, and
+    not as its class has it. For example, an operator looks at all queues::
+
+        for fn in batched.live():
+            print(fn.__name__, fn.stats)
+    """
+    found = [each for ref in functions.valuerefs() if (each := ref()) is not None]
+    own = [each for each in found if each._owner is not None or each._function.kind == "static"]
+    bound = [
+        type(each)(each.of_class, owner)
+        for each in found
+        for ref, _ in list(each._instances.values())
+        if (owner := ref()) is not None
+    ]
+    return own + bound
 
 
 def preparation_of(decorated: BatchedCallable[Any, Any, Any]) -> Callable[[Any], Any] | None:
@@ -472,7 +461,8 @@ class Batched(BatchedCallable[T, U, P]):
             Exception: the exception that the batch function raised.
         """
         batcher = self._batcher
-        waker = blocking_waker()
+        waker = threading.Lock()
+        waker.acquire()
         request = batcher.requests.parse(item, args, kwargs, self._owner, waker, False)
         if not request.size:
             return []
@@ -530,8 +520,7 @@ class Batched(BatchedCallable[T, U, P]):
                 `return_exceptions` puts it in place of the result. An exception that `items` raises
                 follows the results for earlier items.
         """
-        ahead = self._ahead(buffersize, timeout, return_exceptions)
-        return mapped(ahead, items)
+        return mapped(self._ahead(buffersize, timeout, return_exceptions), items)
 
 
 class AsyncBatched(BatchedCallable[T, U, P]):
@@ -574,5 +563,4 @@ class AsyncBatched(BatchedCallable[T, U, P]):
 
         To stop early, call `aclose()` of the generator.
         """
-        ahead = self._ahead(buffersize, timeout, return_exceptions)
-        return async_mapped(ahead, items)
+        return async_mapped(self._ahead(buffersize, timeout, return_exceptions), items)

@@ -1,13 +1,13 @@
 """The decorators, with the types of the functions they take and return.
 
-The classes are types alone: `typed_as` gives the overloads of their method to a plain function.
+The classes are types alone: `make_decorator` gives the overloads of their method to a function.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from functools import partial
+from inspect import Parameter, Signature
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -15,13 +15,15 @@ from typing import (
     Literal,
     ParamSpec,
     Protocol,
+    Self,
     TypeAlias,
     TypeVar,
+    Unpack,
     overload,
 )
 
 from .._collate.features.settings import FeatureSettings
-from .batched import AsyncBatched, Batched, BatchedCallable
+from .batched import AsyncBatched, Batched, BatchedCallable, T, U
 from .function import BatchFunction
 from .inference import AsyncBatchedInference, BatchedInference
 from .method import BatchedMethod
@@ -29,68 +31,65 @@ from .requests import MISSING
 from .settings import InferenceSettings, Options, Settings
 
 P = ParamSpec("P")
-T = TypeVar("T")
-U = TypeVar("U")
 S = TypeVar("S")
 A = TypeVar("A")
 F = TypeVar("F")
+R = TypeVar("R")
 
 if TYPE_CHECKING:
-    from typing import Unpack
-
-    from .unpacked import AsyncUnpacking, MaybeAwaitableOutputs, Outputs, Unpacking
+    from .unpacked import AsyncUnpacking, MaybeAwaitable, Outputs, Unpacking
 
     # `classmethod` has no parameters at run time
-    OfFeatures: TypeAlias = (
-        Callable[Concatenate[dict[str, Any], P], U]
-        | classmethod[Any, Concatenate[dict[str, Any], P], U]
-    )
-    """A function of features, or a class method."""
-    OfItems: TypeAlias = (
-        Callable[Concatenate[list[T], P], U] | classmethod[Any, Concatenate[list[T], P], U]
-    )
-    """A function of a list, or a class method."""
+    Function: TypeAlias = Callable[Concatenate[T, P], R] | classmethod[Any, Concatenate[T, P], R]
+    """A function, or a class method, whose first parameter gets the items."""
+    Method: TypeAlias = Callable[Concatenate[S, T, P], R]
+    Features: TypeAlias = dict[str, Any]
     Prepare: TypeAlias = Callable[[A], Any] | Callable[[Any, A], Any]
     """A `prepare` of one argument, or of an instance and one argument."""
-    OfAny: TypeAlias = Callable[..., U] | classmethod[Any, ..., U]
+    AnyFunction: TypeAlias = Callable[..., R] | classmethod[Any, ..., R]
     """Any function or class method: with `prepare`, or of features by keyword."""
 
 _FEATURES = Options(features=FeatureSettings(), on_oom="split")
 
 
-def typed_as(call: F, options: Options) -> Callable[[Callable[..., Any]], F]:
-    """Give a decorator the types and the docstring of `call`, and the settings in `options`."""
+def make_decorator(
+    place: str, face: type[BatchedCallable[Any, Any, Any]], call: F, options: Options
+) -> F:
+    """Return a decorator with the types and the docstring of `call`, and the settings in `options`.
+
+    Args:
+        place: public module of the decorator.
+        face: class of the decorated functions.
+        call: a method whose overloads are the decorator's.
+        options: defaults of the settings.
+    """
+
+    def decorator(func: object = MISSING, /, **settings: Any) -> Any:
+        given = options.updated(settings)
+        if func is MISSING:
+            return partial(decorator, **settings)
+        if isinstance(func, BatchedCallable | BatchedMethod):
+            raise TypeError(f"{func!r} is batched already; for other settings use its with_options")
+        function = BatchFunction.of(func, given)
+        if function.coroutine and not issubclass(face, AsyncBatched):
+            aio = place.replace("batched", "batched.aio")
+            raise TypeError(
+                f"{function.name} is a coroutine function; decorate it with {aio}.{made.__name__}"
+            )
+        decorated = face(function)
+        # a decorator above a method calls it with the instance first
+        return decorated.of_class if function.kind == "method" else decorated
+
+    made: Any = decorator
+    made.__module__, made.__doc__ = place, call.__doc__
+    made.__name__ = made.__qualname__ = call.__name__  # type: ignore[attr-defined]  # it is a method
     settings = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=value)
+        Parameter(name, Parameter.KEYWORD_ONLY, default=value)
         for name, value in options.settings().items()
     ]
-
-    def present(decorator: Any) -> F:
-        decorator.__doc__ = call.__doc__
-        func, _ = inspect.signature(decorator).parameters.values()
-        decorator.__signature__ = inspect.Signature([func, *settings])
-        return decorator  # type: ignore[no-any-return]
-
-    return present
-
-
-def decorate(
-    decorator: Callable[..., Any],
-    face: type[BatchedCallable[Any, Any, Any]],
-    options: Options,
-    func: object,
-    settings: Mapping[str, Any],
-) -> Any:
-    """Return the decorated function or, without a function, the decorator with `settings`."""
-    options = options.updated(settings)
-    if func is MISSING:
-        return partial(decorator, **settings)
-    if isinstance(func, BatchedCallable | BatchedMethod):
-        raise TypeError(f"{func!r} is batched already; for other settings use its with_options")
-    function = BatchFunction.of(func, options, coroutines=issubclass(face, AsyncBatched))
-    decorated = face(function)
-    # a decorator above a method calls it with the instance first
-    return decorated.of_class if function.kind == "method" else decorated
+    func = Parameter("func", Parameter.POSITIONAL_ONLY, default=MISSING)
+    made.__signature__ = Signature([func, *settings])
+    return made  # type: ignore[no-any-return]
 
 
 # A function whose first two parameters are lists matches the overloads of functions and of methods;
@@ -103,20 +102,20 @@ class Dynamically:
     """Type of a decorator."""
 
     @overload
-    def dynamically(self, /, **settings: Unpack[Settings]) -> Dynamically: ...
+    def dynamically(self, **settings: Unpack[Settings]) -> Self: ...
     @overload
     def dynamically(
-        self, /, *, prepare: Prepare[A], **settings: Unpack[Settings]
-    ) -> Callable[[OfAny[Outputs[U]]], Batched[A, U, ...]]: ...
+        self, *, prepare: Prepare[A], **settings: Unpack[Settings]
+    ) -> Callable[[AnyFunction[Outputs[U]]], Batched[A, U, ...]]: ...
     @overload
     def dynamically(
-        self, /, *, unpack: Literal[True], prepare: Any = None, **settings: Unpack[Settings]
+        self, *, unpack: Literal[True], prepare: Any = None, **settings: Unpack[Settings]
     ) -> Unpacking: ...
     @overload
-    def dynamically(self, func: OfItems[T, P, Outputs[U]], /) -> Batched[T, U, P]: ...
+    def dynamically(self, func: Function[list[T], P, Outputs[U]], /) -> Batched[T, U, P]: ...
     @overload
     def dynamically(
-        self, func: Callable[Concatenate[S, list[T], P], Outputs[U]], /
+        self, func: Method[S, list[T], P, Outputs[U]], /
     ) -> BatchedMethod[S, Batched[T, U, P]]: ...
     @overload
     def dynamically(
@@ -185,26 +184,26 @@ class AsyncDynamically:
     """Type of a decorator."""
 
     @overload
-    def dynamically(self, /, **settings: Unpack[Settings]) -> AsyncDynamically: ...
+    def dynamically(self, **settings: Unpack[Settings]) -> Self: ...
     @overload
     def dynamically(
-        self, /, *, prepare: Prepare[A], **settings: Unpack[Settings]
-    ) -> Callable[[OfAny[MaybeAwaitableOutputs[U]]], AsyncBatched[A, U, ...]]: ...
+        self, *, prepare: Prepare[A], **settings: Unpack[Settings]
+    ) -> Callable[[AnyFunction[MaybeAwaitable[Outputs[U]]]], AsyncBatched[A, U, ...]]: ...
     @overload
     def dynamically(
-        self, /, *, unpack: Literal[True], prepare: Any = None, **settings: Unpack[Settings]
+        self, *, unpack: Literal[True], prepare: Any = None, **settings: Unpack[Settings]
     ) -> AsyncUnpacking: ...
     @overload
     def dynamically(
-        self, func: OfItems[T, P, MaybeAwaitableOutputs[U]], /
+        self, func: Function[list[T], P, MaybeAwaitable[Outputs[U]]], /
     ) -> AsyncBatched[T, U, P]: ...
     @overload
     def dynamically(
-        self, func: Callable[Concatenate[S, list[T], P], MaybeAwaitableOutputs[U]], /
+        self, func: Method[S, list[T], P, MaybeAwaitable[Outputs[U]]], /
     ) -> BatchedMethod[S, AsyncBatched[T, U, P]]: ...
     @overload
     def dynamically(
-        self, func: Callable[Concatenate[list[T], ...], MaybeAwaitableOutputs[U]], /
+        self, func: Callable[Concatenate[list[T], ...], MaybeAwaitable[Outputs[U]]], /
     ) -> AsyncBatched[T, U, ...]: ...
     def dynamically(self, *_: Any, **__: Any) -> Any:
         """Make a function of a list awaitable for one item, on any event loop.
@@ -227,20 +226,20 @@ class InferenceDynamically:
     """Type of a decorator."""
 
     @overload
-    def dynamically(self, /, **settings: Unpack[InferenceSettings]) -> InferenceDynamically: ...
+    def dynamically(self, **settings: Unpack[InferenceSettings]) -> Self: ...
     @overload
     def dynamically(
-        self, /, *, prepare: Prepare[A], **settings: Unpack[InferenceSettings]
-    ) -> Callable[[OfAny[U]], Batched[A, U, ...]]: ...
+        self, *, prepare: Prepare[A], **settings: Unpack[InferenceSettings]
+    ) -> Callable[[AnyFunction[U]], Batched[A, U, ...]]: ...
     @overload
     def dynamically(
-        self, /, *, spread_kwargs: Literal[True], **settings: Unpack[InferenceSettings]
-    ) -> Callable[[OfAny[U]], BatchedInference[U, ...]]: ...
+        self, *, spread_kwargs: Literal[True], **settings: Unpack[InferenceSettings]
+    ) -> Callable[[AnyFunction[U]], BatchedInference[U, ...]]: ...
     @overload
-    def dynamically(self, func: OfFeatures[P, U], /) -> BatchedInference[U, P]: ...
+    def dynamically(self, func: Function[Features, P, U], /) -> BatchedInference[U, P]: ...
     @overload
     def dynamically(
-        self, func: Callable[Concatenate[S, dict[str, Any], P], U], /
+        self, func: Method[S, Features, P, U], /
     ) -> BatchedMethod[S, BatchedInference[U, P]]: ...
     def dynamically(self, *_: Any, **__: Any) -> Any:
         """Make a function of padded features callable for some rows, from any thread.
@@ -284,28 +283,28 @@ class AsyncInferenceDynamically:
     """Type of a decorator."""
 
     @overload
-    def dynamically(
-        self, /, **settings: Unpack[InferenceSettings]
-    ) -> AsyncInferenceDynamically: ...
+    def dynamically(self, **settings: Unpack[InferenceSettings]) -> Self: ...
     @overload
     def dynamically(
-        self, /, *, prepare: Prepare[A], **settings: Unpack[InferenceSettings]
+        self, *, prepare: Prepare[A], **settings: Unpack[InferenceSettings]
     ) -> AsyncPrepared[A]: ...
     @overload
     def dynamically(
-        self, /, *, spread_kwargs: Literal[True], **settings: Unpack[InferenceSettings]
+        self, *, spread_kwargs: Literal[True], **settings: Unpack[InferenceSettings]
     ) -> AsyncSpread: ...
     @overload
-    def dynamically(self, func: OfFeatures[P, Awaitable[U]], /) -> AsyncBatchedInference[U, P]: ...
+    def dynamically(
+        self, func: Function[Features, P, Awaitable[U]], /
+    ) -> AsyncBatchedInference[U, P]: ...
     @overload
-    def dynamically(self, func: OfFeatures[P, U], /) -> AsyncBatchedInference[U, P]: ...
+    def dynamically(self, func: Function[Features, P, U], /) -> AsyncBatchedInference[U, P]: ...
     @overload
     def dynamically(
-        self, func: Callable[Concatenate[S, dict[str, Any], P], Awaitable[U]], /
+        self, func: Method[S, Features, P, Awaitable[U]], /
     ) -> BatchedMethod[S, AsyncBatchedInference[U, P]]: ...
     @overload
     def dynamically(
-        self, func: Callable[Concatenate[S, dict[str, Any], P], U], /
+        self, func: Method[S, Features, P, U], /
     ) -> BatchedMethod[S, AsyncBatchedInference[U, P]]: ...
     def dynamically(self, *_: Any, **__: Any) -> Any:
         """Make a function of padded features awaitable for some rows, on any event loop.
@@ -322,35 +321,30 @@ class AsyncPrepared(Protocol[A]):
     """Type of a decorator with `prepare`."""
 
     @overload
-    def __call__(self, func: OfAny[Awaitable[U]], /) -> AsyncBatched[A, U, ...]: ...
+    def __call__(self, func: AnyFunction[Awaitable[U]], /) -> AsyncBatched[A, U, ...]: ...
     @overload
-    def __call__(self, func: OfAny[U], /) -> AsyncBatched[A, U, ...]: ...
+    def __call__(self, func: AnyFunction[U], /) -> AsyncBatched[A, U, ...]: ...
 
 
 class AsyncSpread(Protocol):
     """Type of a decorator with `spread_kwargs`."""
 
     @overload
-    def __call__(self, func: OfAny[Awaitable[U]], /) -> AsyncBatchedInference[U, ...]: ...
+    def __call__(self, func: AnyFunction[Awaitable[U]], /) -> AsyncBatchedInference[U, ...]: ...
     @overload
-    def __call__(self, func: OfAny[U], /) -> AsyncBatchedInference[U, ...]: ...
+    def __call__(self, func: AnyFunction[U], /) -> AsyncBatchedInference[U, ...]: ...
 
 
-@typed_as(Dynamically().dynamically, Options())
-def dynamically(func: Any = MISSING, /, **settings: Any) -> Any:
-    return decorate(dynamically, Batched, Options(), func, settings)
-
-
-@typed_as(AsyncDynamically().dynamically, Options())
-def async_dynamically(func: Any = MISSING, /, **settings: Any) -> Any:
-    return decorate(async_dynamically, AsyncBatched, Options(), func, settings)
-
-
-@typed_as(InferenceDynamically().dynamically, _FEATURES)
-def inference_dynamically(func: Any = MISSING, /, **settings: Any) -> Any:
-    return decorate(inference_dynamically, BatchedInference, _FEATURES, func, settings)
-
-
-@typed_as(AsyncInferenceDynamically().dynamically, _FEATURES)
-def async_inference_dynamically(func: Any = MISSING, /, **settings: Any) -> Any:
-    return decorate(async_inference_dynamically, AsyncBatchedInference, _FEATURES, func, settings)
+dynamically = make_decorator("batched", Batched, Dynamically().dynamically, Options())
+async_dynamically = make_decorator(
+    "batched.aio", AsyncBatched, AsyncDynamically().dynamically, Options()
+)
+inference_dynamically = make_decorator(
+    "batched.inference", BatchedInference, InferenceDynamically().dynamically, _FEATURES
+)
+async_inference_dynamically = make_decorator(
+    "batched.aio.inference",
+    AsyncBatchedInference,
+    AsyncInferenceDynamically().dynamically,
+    _FEATURES,
+)

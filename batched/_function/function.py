@@ -5,13 +5,12 @@ from __future__ import annotations
 import inspect
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple
 
 from .._collate.arguments import Binder, signature_of, takes_instance
-from .._collate.collator import Collator
 from .._collate.features.collate import FeatureCollator
 from .._collate.features.parse import FeatureParser
 from .._collate.items import ItemCollator
@@ -26,9 +25,9 @@ from .._runtime.thread import ThreadRuntime
 from .._runtime.waits import current_worker
 from .._runtime.wakers import Future
 from .._steps.execution import StepExecution
-from .preparation import FunctionPreparation, Preparation, PreparedParser, Preparers
-from .requests import FeatureRequestParser, ItemRequestParser, RequestParser
-from .settings import Options
+from .preparation import Preparation, PreparedParser, Preparers
+from .requests import Args, FeatureRequestParser, ItemRequestParser, Keywords
+from .settings import Options, is_kind
 
 Kind = Literal["method", "static", "class"]
 """Object that attribute access binds: the instance, nothing ("static"), or the class."""
@@ -48,8 +47,8 @@ class BatchFunction:
     """Preparation of its items; None: callers pass them as they are."""
 
     @classmethod
-    def of(cls, func: object, options: Options, *, coroutines: bool) -> BatchFunction:
-        """Return the batch function made of `func`; `coroutines` tells whether it may be one.
+    def of(cls, func: object, options: Options) -> BatchFunction:
+        """Return the batch function made of `func`.
 
         Raises:
             TypeError: `func` cannot be batched.
@@ -64,12 +63,13 @@ class BatchFunction:
                 "instance that can be called"
             )
         if not callable(func):
+            takes = "`batched.Rows`" if options.steps else "a list"
             raise TypeError(
-                f"only a function that takes {_input(options)} can be batched, got {func!r}; "
-                "settings are passed by keyword"
+                f"only a function that takes {'a dict of features' if options.features else takes} "
+                f"can be batched, got {func!r}; settings are passed by keyword"
             )
-        name = options.name or getattr(func, "__qualname__", None) or type(func).__qualname__
-        if _is(inspect.isgeneratorfunction, func) or _is(inspect.isasyncgenfunction, func):
+        name = options.name or getattr(func, "__qualname__", type(func).__qualname__)
+        if is_kind(inspect.isgeneratorfunction, func) or is_kind(inspect.isasyncgenfunction, func):
             right = "let it return all results at once, as a list"
             if options.steps is not None:
                 right = "a function that works in steps passes pieces on by `row.emit(piece)`"
@@ -77,25 +77,24 @@ class BatchFunction:
         if kind is None:
             # a function of the items alone is no method: it may be the default of a dataclass
             kind = "method" if takes_instance(func) else "static"
-        coroutine = _is(inspect.iscoroutinefunction, func)
-        if coroutine and not coroutines:
-            where = "batched.aio" if options.features is None else "batched.aio.inference"
-            which = "dynamically" if options.steps is None else "continuously"
-            raise TypeError(f"{name} is a coroutine function; decorate it with {where}.{which}")
+        coroutine = is_kind(inspect.iscoroutinefunction, func)
         function = cls(func, kind, coroutine, replace(options, name=name))
         function._check_lists()
         return function
+
+    @property
+    def _parameters(self) -> list[inspect.Parameter]:
+        return list(signature_of(self.func).parameters.values())[self.kind != "static" :]
 
     @cached_property
     def parts_of_items(self) -> tuple[str, ...]:
         """With `unpack`, names of the parameters that get the parts of an item; else empty."""
         if not self.options.unpack:
             return ()
-        parameters = list(signature_of(self.func).parameters.values())
         places = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         return tuple(
             each.name
-            for each in parameters[self.kind != "static" :]
+            for each in self._parameters
             if each.kind in places and each.default is each.empty
         )
 
@@ -108,19 +107,20 @@ class BatchFunction:
                     "items: two or more parameters without a default"
                 )
         elif self.options.features is None and self.options.steps is None:
-            parameters = list(signature_of(self.func).parameters.values())
-            second = [*parameters[1 + (self.kind != "static") :], None][0]
-            if (
-                second is not None
-                and second.kind is second.POSITIONAL_OR_KEYWORD
-                and second.default is second.empty
-                and re.match(r"'?(typing\.)?[Ll]ist\b", inspect.formatannotation(second.annotation))
-            ):
-                raise TypeError(
-                    f"{self.name} takes two lists, and extra arguments are shared by all items: "
-                    f"with unpack=True each item is a tuple with one entry for each list; if "
-                    f"{second.name} is shared, make it keyword-only: `*, {second.name}`"
-                )
+            for second in self._parameters[1:2]:
+                if (
+                    second.kind is second.POSITIONAL_OR_KEYWORD
+                    and second.default is second.empty
+                    and re.match(
+                        r"'?(typing\.)?[Ll]ist\b", inspect.formatannotation(second.annotation)
+                    )
+                ):
+                    raise TypeError(
+                        f"{self.name} takes two lists, and extra arguments are shared by all "
+                        "items: with unpack=True each item is a tuple with one entry for each "
+                        f"list; if {second.name} is shared, make it keyword-only: "
+                        f"`*, {second.name}`"
+                    )
 
     @property
     def name(self) -> str:
@@ -153,45 +153,36 @@ class BatchFunction:
             )
 
     @cached_property
-    def _unbound(self) -> Binder:
-        return self._binder(0)
-
-    @cached_property
-    def _bound(self) -> Binder:
-        return self._binder(1)
-
-    def _binder(self, instances: int) -> Binder:
-        items = 0 if self.options.spreads else len(self.parts_of_items) or 1
-        return Binder(self.func, self.name, leading=instances + items)
+    def _binders(self) -> dict[bool, Binder]:
+        return {}
 
     def parts(self, *, bound: bool) -> Parts:
         """Return new parts, for calls with (`bound`) or without an owner before the items."""
         options, name = self.options, self.name
-        binder = self._bound if bound else self._unbound
-        requests: RequestParser
-        collator: Collator
+        if (binder := self._binders.get(bound)) is None:
+            items = 0 if options.spreads else len(self.parts_of_items) or 1
+            binder = self._binders[bound] = Binder(self.func, name, leading=bound + items)
         if options.features is None:
-            requests = ItemRequestParser(name, binder, options, self.parts_of_items)
-            collator = ItemCollator(name, unpack=options.unpack)
+            requests: Any = ItemRequestParser(name, binder, options, self.parts_of_items)
+            collator: Any = ItemCollator(name, unpack=options.unpack)
         else:
             collator = FeatureCollator(name, options.features, self.warned)
             features = FeatureParser(name, options.features, options.length, collator.devices)
             requests = FeatureRequestParser(name, binder, features, spread=options.spreads)
-        execution = Execution(
+        make: Any = Execution
+        if options.steps is not None:
+            capacity = Capacity(options.policy.batch_size, options.policy.max_batch_tokens)
+            make = partial(StepExecution, capacity=capacity)
+        execution = make(
             self.func,
             collator,
             splits=is_out_of_memory if options.on_oom == "split" else never,
             isolates=is_failure if options.isolate_errors else never,
             ends_task=ends_current_task,
         )
-        if options.steps is not None:
-            policy = options.policy
-            capacity = Capacity(policy.batch_size, policy.max_batch_tokens)
-            execution = StepExecution(**vars(execution), capacity=capacity)
-        parser: RequestParser | PreparedParser = requests
         if self.preparation is not None:
-            parser = PreparedParser(name, requests, self.preparation)
-        return Parts(self, None, parser, execution)
+            requests = PreparedParser(name, requests, self.preparation)
+        return Parts(self, None, requests, execution)
 
 
 class Parts(NamedTuple):
@@ -200,7 +191,8 @@ class Parts(NamedTuple):
     function: BatchFunction
     owner: object
     """Instance, or class, of a bound method; None otherwise, and in the parts of a batcher."""
-    requests: RequestParser | PreparedParser
+    requests: Any
+    """The parser of calls."""
     execution: Execution
     """The function, and the collator."""
 
@@ -210,24 +202,22 @@ class Batcher:
 
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
-        function, _, requests, execution = parts
+        function, _, self.requests, execution = parts
         options, name = function.options, function.name
-        policy, recorder = options.policy, Recorder(name)
-        observer = None if options.on_batch is None else make_observer(name, options.on_batch)
+        policy, self.recorder = options.policy, Recorder(name)
+        # callers who only submit
+        self.may_block = policy.max_queue_size is not None and policy.on_full == "wait"
         preparation = function.preparation
-        if options.prepare is not None and preparation is None:
-            preparation = FunctionPreparation(options.prepare, options.prepare_threads)
+        if preparation is None and options.prepare is not None:
+            preparation = Preparation(options.prepare, options.prepare_threads)
         self.preparers: Preparers | None = None
         """Threads that prepare calls; None: each call is prepared where it is made."""
         if preparation is not None and preparation.threads:
-            parser = requests.parser if isinstance(requests, PreparedParser) else requests
             self.preparers = Preparers(preparation.threads, name)
-            requests = PreparedParser(name, parser, preparation, self.preparers)
-        make = partial(function.runtime, policy, execution, recorder, observer, name)
-        # callers who only submit
-        self.may_block = policy.max_queue_size is not None and policy.on_full == "wait"
-        self.recorder = recorder
-        self.requests = requests
+            parser = getattr(self.requests, "parser", self.requests)
+            self.requests = PreparedParser(name, parser, preparation, self.preparers)
+        observer = None if options.on_batch is None else make_observer(name, options.on_batch)
+        make = partial(function.runtime, policy, execution, self.recorder, observer, name)
         self.runtime: Any = EventLoops(make, name) if function.coroutine else make()
 
     def close_preparers(self) -> None:
@@ -239,8 +229,8 @@ class Batcher:
         self,
         items: Sequence[Any],
         ended: Callable[[list[int], list[Any]], object],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        args: Args = (),
+        kwargs: Keywords | None = None,
         owner: object = None,
     ) -> Future[None]:
         """Submit a call whose items have outcomes of their own, and return its future.
@@ -252,7 +242,7 @@ class Batcher:
         """
         loop = current_loop()
         future: Future[None] = Future()
-        request = self.requests.parse([*items], args, {**(kwargs or {})}, owner, future, False)
+        request = self.requests.parse([*items], args, dict(kwargs or ()), owner, future, False)
         places: list[list[int]] = [[] for _ in range(request.size)]
         for place, position in enumerate(request.places or range(len(items))):
             places[position].append(place)
@@ -272,17 +262,3 @@ class Batcher:
         else:
             future.wake()
         return future
-
-
-def _input(options: Options) -> str:
-    """Return the words for the first argument of a function with these options."""
-    if options.steps is not None:
-        return "`batched.Rows`"
-    return "a list" if options.features is None else "a dict of features"
-
-
-def _is(check: Callable[[object], bool], func: object) -> bool:
-    """Return whether `check` holds for `func` or, if `func` is an object, for its `__call__`."""
-    while isinstance(func, partial):
-        func = func.func
-    return check(func) or check(type(func).__call__)

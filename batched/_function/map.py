@@ -47,15 +47,34 @@ class Ahead(Generic[T]):
         self._return_exceptions = return_exceptions
         self._futures: collections.deque[Future[Any]] = collections.deque()
         self.end: Exception | None = None
-        """Exception that ended the source of items, `StopIteration` included."""
+        """Exception after which no item is taken: that of the source, `StopIteration` included."""
 
     @property
-    def has_room(self) -> bool:
-        """Whether the next item of the source may be submitted."""
-        return self.end is None and len(self._futures) < self._limit
+    def goes_on(self) -> bool:
+        """Whether an item may be taken, or a result is still to come.
 
-    def add(self, item: T) -> bool:
-        """Submit `item`. Return whether the first item is still unanswered."""
+        Raises:
+            Exception: the exception of the source, after the last result.
+        """
+        if self._futures or self.end is None:
+            return True
+        if isinstance(self.end, StopIteration | StopAsyncIteration):
+            return False
+        raise self.end
+
+    @property
+    def is_due(self) -> bool:
+        """Whether to yield the next result before another item is taken."""
+        futures = self._futures
+        full = self.end is not None or len(futures) >= self._limit
+        return len(futures) > 0 and (full or futures[0].done())
+
+    def add(self, item: T) -> None:
+        """Submit `item`.
+
+        Raises:
+            BatcherClosed: the batcher was shut down.
+        """
         try:
             future = self._submit(item)
         except BatcherClosed:
@@ -64,20 +83,6 @@ class Ahead(Generic[T]):
             future = Future()
             future.set_exception(error)
         self._futures.append(future)
-        return not self._futures[0].done()
-
-    def more(self) -> bool:
-        """Return whether a result is still to come.
-
-        Raises:
-            Exception: the exception of the source, after the last result.
-        """
-        if self._futures:
-            return True
-        if not isinstance(self.end, StopIteration | StopAsyncIteration):
-            assert self.end is not None
-            raise self.end
-        return False
 
     async def arrives(self) -> None:
         """Wait on the running event loop for the next result.
@@ -126,18 +131,14 @@ def mapped(ahead: Ahead[T], items: Iterable[T]) -> Generator[Any, None, None]:
     """Yield the results for `items` in a thread."""
     source = iter(items)
     try:
-        while True:
-            while ahead.has_room:
+        while ahead.goes_on:
+            if ahead.end is None:
                 try:
-                    item = next(source)
+                    ahead.add(next(source))
                 except Exception as error:
                     ahead.end = error
-                else:
-                    if not ahead.add(item):
-                        break
-            if not ahead.more():
-                return
-            yield ahead.result()
+            if ahead.is_due:
+                yield ahead.result()
     finally:
         ahead.cancel()
 
@@ -146,20 +147,17 @@ async def async_mapped(
     ahead: Ahead[T], items: Iterable[T] | AsyncIterable[T]
 ) -> AsyncGenerator[Any, None]:
     """Yield the results for `items` in a coroutine."""
+    awaits = isinstance(items, AsyncIterable)
     source: Any = aiter(items) if isinstance(items, AsyncIterable) else iter(items)
     try:
-        while True:
-            while ahead.has_room:
+        while ahead.goes_on:
+            if ahead.end is None:
                 try:
-                    item = await anext(source) if isinstance(items, AsyncIterable) else next(source)
+                    ahead.add(await anext(source) if awaits else next(source))
                 except Exception as error:
                     ahead.end = error
-                else:
-                    if not ahead.add(item):
-                        break
-            if not ahead.more():
-                return
-            await ahead.arrives()
-            yield ahead.result()
+            if ahead.is_due:
+                await ahead.arrives()
+                yield ahead.result()
     finally:
         ahead.cancel()

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
-
-if TYPE_CHECKING:
-    from typing import Self
+from typing import Any, Generic, Self, TypeVar, overload
 
 S_co = TypeVar("S_co", covariant=True)
 F_co = TypeVar("F_co", covariant=True)

@@ -14,6 +14,7 @@ content.
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from operator import attrgetter
 from typing import Any, Final
 
@@ -68,9 +69,7 @@ def importable_name(thing: Any, held_as: str) -> str | None:
     own: str = thing.__qualname__
     for name in (own, held_as, *assigned):
         for path in (name, f"{name}.function"):
-            try:
+            with suppress(AttributeError):
                 if attrgetter(path)(module) is thing:
                     return path
-            except AttributeError:
-                pass
     return None

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,43 +20,28 @@ from .._collate.arguments import is_method
 from .._core.scheduler import Request
 from .._runtime.async_backend import current_loop, post
 from .._runtime.wakers import async_waker, wake_all
-from .requests import RequestParser
+from .requests import MISSING, Args, Keywords, RequestParser
 
 
 class Preparation:
-    """Preparation of the items of one function."""
+    """Preparation by a function of one argument, or of an instance and one argument."""
 
     threads = 0
     """Most threads that prepare; 0: each call is prepared where it is made."""
-
-    def is_one(self, _: Any, /) -> bool:
-        """Return whether a list that was passed is one item rather than several."""
-        return False
-
-    def split(
-        self, _: str, __: Any, args: tuple[Any, ...], kwargs: dict[str, Any], /
-    ) -> tuple[Mapping[str, Any], tuple[Any, ...], dict[str, Any]]:
-        """Return the settings of the preparation, and the arguments of the batch function.
-
-        The arguments of this method: the name of the function, the item or `MISSING`, and all other
-        arguments of the call.
-        """
-        return {}, args, kwargs
-
-    def prepare(self, given: Any, settings: Mapping[str, Any], owner: object, /) -> Any:
-        """Return the item for `given`. An exception reaches that caller alone."""
-        raise NotImplementedError
-
-
-class FunctionPreparation(Preparation):
-    """Preparation by a function of one argument, or of an instance and one argument."""
+    takes_settings = False
+    """Whether all keyword arguments of a call are settings of its preparation."""
 
     def __init__(self, prepare: Callable[..., Any], threads: int) -> None:
         self._prepare = prepare
         self._binds = is_method(prepare)
         self.threads = threads
 
+    def is_one(self, _: Any, /) -> bool:
+        """Return whether a list that was passed is one item rather than several."""
+        return False
+
     def prepare(self, given: Any, _: Mapping[str, Any], owner: object, /) -> Any:
+        """Return the item for `given`. An exception reaches that caller alone."""
         return self._prepare(owner, given) if self._binds else self._prepare(given)
 
 
@@ -77,8 +63,8 @@ class PreparedParser:
     def parse(
         self,
         item: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        args: Args,
+        kwargs: Keywords,
         owner: object,
         waker: Any,
         single: bool,
@@ -90,32 +76,32 @@ class PreparedParser:
             TypeError: there is no item, or the preparation does not take the arguments.
             Exception: an exception of the preparation, or of the parser.
         """
-        prepare = self.preparation
-        settings, args, kwargs = prepare.split(self._name, item, args, kwargs)
+        prepare, settings = self.preparation, {}
+        if prepare.takes_settings:
+            if item is MISSING or args:
+                raise TypeError(
+                    f"{self._name} takes one prompt, or one list, and settings by keyword"
+                )
+            settings, kwargs = kwargs, {}
         item, args, one = self.parser.read(item, args, kwargs, single)
         one = one or bool(item and prepare.is_one(item))
 
         def act(each: Any) -> Any:
             return prepare.prepare(each, settings, owner)
 
-        if one:
-            item = act(item)
-        else:
-            item = list(
-                map(act, item) if self._preparers is None else self._preparers.map(act, item)
-            )
+        several = map if self._preparers is None else self._preparers.map
+        item = act(item) if one else list(several(act, item))
         return self.parser.parse(item, args, kwargs, owner, waker, one)
 
 
+@dataclass(eq=False)
 class _Job:
     """A call of a task that is being prepared."""
 
-    def __init__(self, waker: Any, act: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        self.waker = waker
-        self.context = copy_context()
-        self.act: Callable[[], Any] | None = partial(act, *args)  # None: the task has given up
-        self.result: Any = None
-        self.error: BaseException | None = None
+    waker: Any
+    act: Callable[[], Any]
+    result: Any = None
+    error: BaseException | None = None
 
 
 class Preparers:
@@ -123,16 +109,13 @@ class Preparers:
 
     def __init__(self, threads: int, name: str) -> None:
         self._threads = threads
-        self._name = name
+        self._names = f"batched-{name}-prepare"  # what names of threads begin with
+        self._turns: dict[object, list[_Job]] = {}  # jobs of the present turn of each loop
         self._open()
 
     def _open(self) -> None:
-        self._process = os.getpid()  # 0 once the threads are to end
-        here = self._here = threading.local()  # has `prepares` in the threads of the pool
-        self._pool = ThreadPoolExecutor(
-            self._threads, f"batched-{self._name}-prepare", lambda: setattr(here, "prepares", True)
-        )
-        self._turns: dict[object, list[_Job]] = {}  # jobs of the present turn of each loop
+        self._process = os.getpid()
+        self._pool = ThreadPoolExecutor(self._threads, self._names)
 
     def start(self, act: Callable[..., Any], *args: Any) -> Any:
         """Let a thread call `act`. Return a future of its result."""
@@ -142,16 +125,18 @@ class Preparers:
 
     def close(self) -> None:
         """End the threads once they have done their work. A later call starts new ones."""
-        self._process = 0
-        self._pool.shutdown(wait=False)
+        pool = self._pool
+        self._open()
+        pool.shutdown(wait=False)
 
     def map(self, act: Callable[[Any], Any], items: list[Any]) -> list[Any]:
         """Return `act(item)` for each of `items`, from several threads."""
-        if hasattr(self._here, "prepares"):  # the threads must not wait for each other
+        # the threads must not wait for each other
+        if threading.current_thread().name.startswith(self._names):
             return list(map(act, items))
-        share = max(1, math.ceil(len(items) / self._threads))
+        share = math.ceil(len(items) / self._threads) or 1
         parts = [
-            self.start(lambda part: list(map(act, part)), items[first : first + share])
+            self.start(list, map(act, items[first : first + share]))
             for first in range(0, len(items), share)
         ]
         return [result for part in parts for result in part.result()]
@@ -162,16 +147,15 @@ class Preparers:
         The jobs of one turn of a loop share threads, and wake their tasks together.
         """
         loop = current_loop()
-        job = _Job(async_waker(loop), act, args)
-        jobs = self._turns.get(loop)
-        if jobs is None:
-            jobs = self._turns[loop] = []
+        job = _Job(async_waker(loop), partial(copy_context().run, act, *args))
+        if loop not in self._turns:
+            self._turns[loop] = []
             post(loop, self._start_turn, loop)
-        jobs.append(job)
+        self._turns[loop].append(job)
         try:
             await job.waker
         except BaseException:
-            job.act = None
+            job.act = bool  # which does nothing
             raise
         if job.error is not None:
             try:
@@ -188,9 +172,8 @@ class Preparers:
 
 def _prepare(jobs: list[_Job]) -> None:
     for job in jobs:
-        act = job.act
         try:
-            job.result = None if act is None else job.context.run(act)
+            job.result = job.act()
         except BaseException as error:
             job.error = error
     wake_all([job.waker for job in jobs])

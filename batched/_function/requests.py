@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncIterator, Hashable, Iterator, Mapping, MappingView
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from .._collate.arguments import Binder
 from .._collate.features.parse import FeatureParser
@@ -13,6 +13,9 @@ from .._collate.lengths import validate_lengths
 from .._core.scheduler import Request
 from ..errors import CollationError
 from .settings import Options
+
+Args: TypeAlias = tuple[Any, ...]
+Keywords: TypeAlias = dict[str, Any]
 
 
 class _Missing:
@@ -30,7 +33,7 @@ TABLES: Final = {"DataFrame", "Index", "Series"}
 """More of these classes, of pandas and polars."""
 
 
-def take_item(name: str, binder: Binder, kwargs: dict[str, Any]) -> Any:
+def take_item(name: str, binder: Binder, kwargs: Keywords) -> Any:
     """Remove the item, or the list of items, of a call of `name` from its keyword arguments.
 
     Raises:
@@ -58,8 +61,8 @@ class ItemRequestParser:
         self._parts = parts  # with `unpack`, names of the parts of an item
 
     def read(
-        self, item: Any, args: tuple[Any, ...], kwargs: dict[str, Any], single: bool, /
-    ) -> tuple[Any, tuple[Any, ...], bool]:
+        self, item: Any, args: Args, kwargs: Keywords, single: bool, /
+    ) -> tuple[Any, Args, bool]:
         """Return the item or list of items, the other positional arguments, and whether it is one.
 
         Remove an item that is passed by keyword from `kwargs`.
@@ -69,17 +72,16 @@ class ItemRequestParser:
         """
         by_keyword = item is MISSING
         if self._parts:
-            listed = isinstance(item, list) and not single
-            if listed and not args:
-                return item, (), False
-            if listed:
+            if single:
+                return item, args, True
+            if isinstance(item, list):
+                if not args:
+                    return item, args, False
                 raise TypeError(
                     f"{self._name} was given a list and further arguments: many items are one list "
                     f"of tuples, {self._short}([({', '.join(self._parts)}), ...]); one tuple with "
                     f"a list in it is submitted, {self._short}.submit((...))"
                 )
-            if single:
-                return item, args, True
             given = [] if by_keyword else [item, *args]
             names = self._parts[len(given) :]
             return (*given, *[kwargs.pop(name) for name in names if name in kwargs]), (), True
@@ -103,8 +105,8 @@ class ItemRequestParser:
     def parse(
         self,
         item: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        args: Args,
+        kwargs: Keywords,
         owner: object,
         waker: Any,
         single: bool,
@@ -116,7 +118,10 @@ class ItemRequestParser:
             TypeError: the arguments do not fit the function.
             Exception: the exception of `length` or `dedupe` for an item.
         """
-        item, args, single = self.read(item, args, kwargs, single)
+        if type(item) in SINGLE and not self._parts:  # without a call of `read`
+            single = True
+        else:
+            item, args, single = self.read(item, args, kwargs, single)
         group = self.binder.bind(args, kwargs)
         items: list[Any] = [item] if single else list(item)
         if self._parts:
@@ -133,12 +138,12 @@ class ItemRequestParser:
             return Request(item, 1, group, waker, False, owner, lengths, keys=keys)
         if lengths is not None:  # the longest first
             ranks = sorted(range(len(items)), key=lengths.__getitem__, reverse=True)
-            positions = dict(zip(ranks, range(len(ranks)), strict=True))
+            positions = {rank: position for position, rank in enumerate(ranks)}
             places = [positions[place] for place in places or range(len(items))]
             items, lengths = [items[rank] for rank in ranks], [lengths[rank] for rank in ranks]
             keys = keys and [keys[rank] for rank in ranks]
         if places is not None:
-            first = dict(zip(reversed(places), reversed(range(len(places))), strict=True))
+            first = {position: place for place, position in reversed([*enumerate(places)])}
             order = [first[position] for position in range(len(items))]
         return Request(items, len(items), group, waker, True, owner, lengths, order, places, keys)
 
@@ -166,8 +171,8 @@ class ItemRequestParser:
     def _refuse_many(self, item: Any) -> None:
         """Raise a TypeError if `item` is more likely many items than one."""
         kind = type(item)
-        classes = [each for each in kind.__mro__ if each.__module__[:6] in ("pandas", "polars")]
-        tables = {each.__name__ for each in classes}
+        classes = kind.__mro__
+        tables = {each.__name__ for each in classes if each.__module__[:6] in ("pandas", "polars")}
         if hasattr(kind, "read") or not (issubclass(kind, ITERABLES) or tables & TABLES):
             return
         items = 'xs["column"]' if "DataFrame" in tables else "xs"
@@ -192,9 +197,7 @@ class FeatureRequestParser:
         self._parser = parser
         self._spread = spread
 
-    def read(
-        self, item: Any, args: tuple[Any, ...], kwargs: dict[str, Any], _: bool, /
-    ) -> tuple[Any, tuple[Any, ...], bool]:
+    def read(self, item: Any, args: Args, kwargs: Keywords, _: bool, /) -> tuple[Any, Args, bool]:
         """Return what the caller passed instead of features, the other arguments, and True."""
         item = take_item(self._name, self.binder, kwargs) if item is MISSING else item
         return item, args, True
@@ -202,8 +205,8 @@ class FeatureRequestParser:
     def parse(
         self,
         item: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        args: Args,
+        kwargs: Keywords,
         owner: object,
         waker: Any,
         _: bool,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final, Literal, TypedDict, TypeVar, get_args
+from typing import Any, Final, Literal, TypedDict, get_args
 
 from .._collate.arguments import is_method, signature_of
 from .._collate.features.settings import Device, FeatureSettings, PaddingSide, Unpad
@@ -14,13 +14,12 @@ from .._core.checks import check_whole, suggest
 from .._core.policy import BatchPolicy, Flush, OnFull
 from ..stats import BatchRecord
 
-Part = TypeVar("Part", BatchPolicy, FeatureSettings, "Steps")
 OnOom = Literal["split", "raise"]
 
-PARTS: Final = {"policy", "features", "steps"}
+PARTS: Final = ("policy", "features", "steps")
 """Fields of `Options` with several settings each."""
 
-OF_FEATURES: Final = {"pad_tokens", *[setting.name for setting in fields(FeatureSettings)]}
+OF_FEATURES: Final = {"pad_tokens", *FeatureSettings.__annotations__}
 """Settings of functions of features alone."""
 
 
@@ -137,28 +136,24 @@ class Options:
     def __post_init__(self) -> None:
         if self.name is not None and not (isinstance(self.name, str) and self.name):
             raise TypeError(f"name must be a string that is not empty, got {self.name!r}")
-        if self.length is not None:
-            form = "a plain function of an item that returns its length"
-            _check_function("length", self.length, form)
-        if self.prepare is not None:
-            form = "a plain function of one argument that returns the item"
-            _check_function("prepare", self.prepare, form, 1 + is_method(self.prepare))
+        form = "a plain function of an item that returns its length"
+        _check_function("length", self.length, form)
+        form = "a plain function of one argument that returns the item"
+        _check_function("prepare", self.prepare, form)
+        _check_function("on_batch", self.on_batch, "a plain function of a BatchRecord")
         check_whole("prepare_threads", self.prepare_threads)
         if self.on_oom not in get_args(OnOom):
             raise ValueError(f"on_oom must be 'split' or 'raise', got {self.on_oom!r}")
-        if not isinstance(self.isolate_errors, bool):
-            raise TypeError(f"isolate_errors must be True or False, got {self.isolate_errors!r}")
+        for name in ("isolate_errors", "unpack"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise TypeError(f"{name} must be True or False, got {value!r}")
         if not isinstance(self.dedupe, bool):
             form = "True, False or a plain function of an item that returns its key"
             _check_function("dedupe", self.dedupe, form)
-        if self.dedupe is not False and self.features is not None:
+        if self.dedupe and self.features:
             raise TypeError(
                 "dedupe is for functions of a list; put features into the items of such a function"
             )
-        if not isinstance(self.unpack, bool):
-            raise TypeError(f"unpack must be True or False, got {self.unpack!r}")
-        if self.on_batch is not None:
-            _check_function("on_batch", self.on_batch, "a plain function of a BatchRecord")
 
     @property
     def item_length(self) -> Callable[[Any], float] | None:
@@ -172,15 +167,17 @@ class Options:
         """Whether the function takes its features by keyword."""
         return self.features is not None and self.features.spread_kwargs
 
+    @property
+    def _parts(self) -> dict[str, Any]:
+        return {name: part for name in PARTS if (part := getattr(self, name)) is not None}
+
     def settings(self) -> dict[str, Any]:
         """Return every setting of the decorator by name."""
-        parts = (self.policy, self.features, self.steps)
-        own = {name: value for name, value in vars(self).items() if name not in PARTS}
-        settings = {
-            name: value for part in parts if part is not None for name, value in vars(part).items()
-        } | own
-        hidden = NOT_OF_STEPS if self.steps else {"unpack"} if self.features else ()
-        return {name: value for name, value in settings.items() if name not in hidden}
+        settings: dict[str, Any] = {}
+        for part in (*self._parts.values(), self):
+            settings |= vars(part)
+        hidden = NOT_OF_STEPS if self.steps else {"unpack"} if self.features else set()
+        return {name: settings[name] for name in settings if name not in hidden.union(PARTS)}
 
     def updated(self, settings: Mapping[str, Any]) -> Options:
         """Return these options with other `settings`.
@@ -197,10 +194,11 @@ class Options:
         for name in changes:
             if name not in known:
                 raise TypeError(f"there is no setting {name!r}{self._hint(name, known)}")
-        policy = replace_known(self.policy, changes)
-        features = None if self.features is None else replace_known(self.features, changes)
-        steps = None if self.steps is None else replace_known(self.steps, changes)
-        return replace(self, policy=policy, features=features, steps=steps, **changes)
+        parts = {
+            name: replace(part, **{key: changes.pop(key) for key in vars(part) if key in changes})
+            for name, part in self._parts.items()
+        }
+        return replace(self, **parts, **changes)
 
     def _hint(self, unknown: str, known: Iterable[str]) -> str:
         if self.steps is not None and unknown in NOT_OF_STEPS:
@@ -211,17 +209,16 @@ class Options:
         return hint or f"; the settings are {', '.join(known)}"
 
 
-def _check_function(name: str, function: Any, form: str, arguments: int = 1) -> None:
-    """Raise TypeError unless `function` is a plain function.
+def _check_function(name: str, function: Any, form: str) -> None:
+    """Raise TypeError unless the setting `name` is None or a plain function of one argument.
 
-    Args:
-        name: the setting's.
-        function: its value.
-        form: a phrase for a right value.
-        arguments: how many arguments the function is called with.
+    `prepare` may take an instance, too. `form` is a phrase for a right value.
     """
+    if function is None:
+        return
     fits = callable(function)
-    fits &= not any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
+    fits &= not is_kind(inspect.iscoroutinefunction, function)
+    arguments = 1 + (name == "prepare" and is_method(function))
     try:
         signature_of(function).bind(*[None] * arguments)
     except TypeError:
@@ -241,7 +238,8 @@ def _length_of(name: str, item: Any) -> int:
         ) from None
 
 
-def replace_known(part: Part, changes: dict[str, Any]) -> Part:
-    """Return `part` with its settings among `changes` replaced, and remove them from `changes`."""
-    known = [setting.name for setting in fields(part)]
-    return replace(part, **{name: changes.pop(name) for name in known if name in changes})
+def is_kind(check: Callable[[object], bool], func: object) -> bool:
+    """Return whether `check` holds for `func` or, if `func` is an object, for its `__call__`."""
+    while isinstance(func, partial):
+        func = func.func
+    return check(func) or check(type(func).__call__)

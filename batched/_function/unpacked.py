@@ -5,22 +5,19 @@ The functions themselves are `Batched` and `AsyncBatched`.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar, TypeVarTuple, overload
 
-from .batched import AsyncBatched, Batched, P
-from .method import BatchedMethod
+from .batched import AsyncBatched, Batched, P, T, U
 
-T = TypeVar("T")
-U = TypeVar("U")
-S = TypeVar("S")
+U_co = TypeVar("U_co", covariant=True)
+V_co = TypeVar("V_co", covariant=True)
 A = TypeVar("A")
 B = TypeVar("B")
 C = TypeVar("C")
 D = TypeVar("D")
 Q = ParamSpec("Q")
 Ts = TypeVarTuple("Ts")
-Row_co = TypeVar("Row_co", covariant=True)
 
 # See decorator.py. Parts are arguments here, so these calls do not fit the calls of the base class,
 # and mypy ("misc") does not see that `*args: Any` takes them.
@@ -28,44 +25,57 @@ Row_co = TypeVar("Row_co", covariant=True)
 # pyright: reportIncompatibleMethodOverride=false, reportAssignmentType=false
 
 
-class Outputs(Protocol[Row_co]):
+class Outputs(Protocol[U_co]):
     """Output of a batch function: a list, tuple, array or tensor with one entry per item."""
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, index: int, /) -> Row_co: ...
+    def __getitem__(self, index: int, /) -> U_co: ...
 
 
-MaybeAwaitableOutputs: TypeAlias = Awaitable[Outputs[U]] | Outputs[U]
-"""Outputs, or an awaitable of outputs."""
+MaybeAwaitable: TypeAlias = Awaitable[U] | U
+"""What a function, or a coroutine function, returns."""
+
+
+class Call(Protocol[T, U_co, V_co, P]):
+    """A call with the parts of one tuple, or with a list of tuples."""
+
+    @overload
+    def __call__(self, items: list[T], /, *args: P.args, **kwargs: P.kwargs) -> V_co: ...
+    @overload
+    def __call__(self: Call[tuple[*Ts], U_co, V_co, P], *parts: *Ts, **kwargs: Any) -> U_co: ...
+
+
+AsyncCall: TypeAlias = Call[T, Coroutine[Any, Any, U], Coroutine[Any, Any, list[U]], P]
 
 
 class Unpacked(Batched[T, U, P]):
     """A function of tuples, for threads."""
 
-    @overload
-    def __call__(self, items: list[T], /, *args: P.args, **kwargs: P.kwargs) -> list[U]: ...
-    @overload
-    def __call__(self: Unpacked[tuple[*Ts], U, P], *parts: *Ts, **kwargs: Any) -> U: ...
-    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any: ...
-
-    @overload
-    async def acall(self, items: list[T], /, *args: P.args, **kwargs: P.kwargs) -> list[U]: ...
-    @overload
-    async def acall(self: Unpacked[tuple[*Ts], U, P], *parts: *Ts, **kwargs: Any) -> U: ...
-    async def acall(self: Any, *args: Any, **kwargs: Any) -> Any: ...
+    __call__: Call[T, U, list[U], P]
+    acall: AsyncCall[T, U, P]
 
 
 class AsyncUnpacked(AsyncBatched[T, U, P]):
     """A function of tuples, for coroutines."""
 
-    @overload
-    async def acall(self, items: list[T], /, *args: P.args, **kwargs: P.kwargs) -> list[U]: ...
-    @overload
-    async def acall(self: AsyncUnpacked[tuple[*Ts], U, P], *parts: *Ts, **kwargs: Any) -> U: ...
-    async def acall(self: Any, *args: Any, **kwargs: Any) -> Any: ...
+    __call__: AsyncCall[T, U, P]
+    acall: AsyncCall[T, U, P]
 
-    __call__ = acall
+
+# functions of two, three or four lists, and methods
+Two: TypeAlias = (
+    Callable[Concatenate[list[A], list[B], Q], U]
+    | Callable[Concatenate[Any, list[A], list[B], Q], U]
+)
+Three: TypeAlias = (
+    Callable[Concatenate[list[A], list[B], list[C], Q], U]
+    | Callable[Concatenate[Any, list[A], list[B], list[C], Q], U]
+)
+Four: TypeAlias = (
+    Callable[Concatenate[list[A], list[B], list[C], list[D], Q], U]
+    | Callable[Concatenate[Any, list[A], list[B], list[C], list[D], Q], U]
+)
 
 
 class Unpacking(Protocol):
@@ -73,28 +83,14 @@ class Unpacking(Protocol):
 
     @overload
     def __call__(
-        self, func: Callable[Concatenate[list[A], list[B], list[C], list[D], Q], Outputs[U]], /
+        self, func: Four[A, B, C, D, Q, Outputs[U]], /
     ) -> Unpacked[tuple[A, B, C, D], U, Q]: ...
     @overload
     def __call__(
-        self, func: Callable[Concatenate[list[A], list[B], list[C], Q], Outputs[U]], /
+        self, func: Three[A, B, C, Q, Outputs[U]], /
     ) -> Unpacked[tuple[A, B, C], U, Q]: ...
     @overload
-    def __call__(
-        self, func: Callable[Concatenate[list[A], list[B], Q], Outputs[U]], /
-    ) -> Unpacked[tuple[A, B], U, Q]: ...
-    @overload
-    def __call__(
-        self, func: Callable[Concatenate[S, list[A], list[B], list[C], list[D], Q], Outputs[U]], /
-    ) -> BatchedMethod[S, Unpacked[tuple[A, B, C, D], U, Q]]: ...
-    @overload
-    def __call__(
-        self, func: Callable[Concatenate[S, list[A], list[B], list[C], Q], Outputs[U]], /
-    ) -> BatchedMethod[S, Unpacked[tuple[A, B, C], U, Q]]: ...
-    @overload
-    def __call__(
-        self, func: Callable[Concatenate[S, list[A], list[B], Q], Outputs[U]], /
-    ) -> BatchedMethod[S, Unpacked[tuple[A, B], U, Q]]: ...
+    def __call__(self, func: Two[A, B, Q, Outputs[U]], /) -> Unpacked[tuple[A, B], U, Q]: ...
 
 
 class AsyncUnpacking(Protocol):
@@ -102,35 +98,13 @@ class AsyncUnpacking(Protocol):
 
     @overload
     def __call__(
-        self,
-        func: Callable[
-            Concatenate[list[A], list[B], list[C], list[D], Q], MaybeAwaitableOutputs[U]
-        ],
-        /,
+        self, func: Four[A, B, C, D, Q, MaybeAwaitable[Outputs[U]]], /
     ) -> AsyncUnpacked[tuple[A, B, C, D], U, Q]: ...
     @overload
     def __call__(
-        self, func: Callable[Concatenate[list[A], list[B], list[C], Q], MaybeAwaitableOutputs[U]], /
+        self, func: Three[A, B, C, Q, MaybeAwaitable[Outputs[U]]], /
     ) -> AsyncUnpacked[tuple[A, B, C], U, Q]: ...
     @overload
     def __call__(
-        self, func: Callable[Concatenate[list[A], list[B], Q], MaybeAwaitableOutputs[U]], /
+        self, func: Two[A, B, Q, MaybeAwaitable[Outputs[U]]], /
     ) -> AsyncUnpacked[tuple[A, B], U, Q]: ...
-    @overload
-    def __call__(
-        self,
-        func: Callable[
-            Concatenate[S, list[A], list[B], list[C], list[D], Q], MaybeAwaitableOutputs[U]
-        ],
-        /,
-    ) -> BatchedMethod[S, AsyncUnpacked[tuple[A, B, C, D], U, Q]]: ...
-    @overload
-    def __call__(
-        self,
-        func: Callable[Concatenate[S, list[A], list[B], list[C], Q], MaybeAwaitableOutputs[U]],
-        /,
-    ) -> BatchedMethod[S, AsyncUnpacked[tuple[A, B, C], U, Q]]: ...
-    @overload
-    def __call__(
-        self, func: Callable[Concatenate[S, list[A], list[B], Q], MaybeAwaitableOutputs[U]], /
-    ) -> BatchedMethod[S, AsyncUnpacked[tuple[A, B], U, Q]]: ...

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from .._runtime import observer
 from .._runtime.call_queue import alive
-from .._runtime.summary import FAILURES, REASONS, ROW_ENDINGS
+from .._runtime.recorder import FAILURES, REASONS, ROW_ENDINGS
 
 COUNTERS: Final[Any] = (
     ("calls", "{call}", "Calls accepted, of one item or of many."),

@@ -9,14 +9,13 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from .._core.scheduler import Batch
 from .._execution.attempts import Outcomes
-from .._runtime import observer
 from .._runtime.notices import LogOnce
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
 
 
-class Probe(observer.Probe):
+class Probe:
     """Probe that makes spans."""
 
     def __init__(self, tracer: Tracer) -> None:
@@ -46,15 +45,29 @@ class Probe(observer.Probe):
         self._link(span, batch)
         return span, context.attach(trace.set_span_in_context(span))
 
-    def joined(self, name: str, batch: Batch) -> None:
+    def run(self, batch: Batch, runtime: Any) -> Outcomes:
+        """Run `batch` in this thread, as the execution of `runtime` does."""
+        began = self.began(runtime.name, batch)
+        outcomes: Outcomes = runtime.execution.run(batch, runtime)
+        self.ended(began, batch, outcomes)
+        return outcomes
+
+    async def run_async(self, batch: Batch, runtime: Any) -> Outcomes:
+        """Run `batch` in this task, as the execution of `runtime` does."""
+        began = self.began(runtime.name, batch)
+        outcomes: Outcomes = await runtime.execution.run_async(batch, runtime)
+        self.ended(began, batch, outcomes)
+        return outcomes
+
+    def joined(self, batch: Batch) -> None:
         """Link the callers of rows that join a run to its span."""
-        del name
         self._link(trace.get_current_span(), batch)
 
     @LogOnce("the span of a batch could not tell how it ended")
-    def ended(self, began: Any, name: str, batch: Batch, outcomes: Outcomes) -> None:
-        """End the span of a batch."""
-        del name
+    def ended(self, began: Any, batch: Batch, outcomes: Outcomes) -> None:
+        """End the span of a batch, if it could begin."""
+        if began is None:
+            return
         span, token = began
         try:
             span.set_attribute("batched.batch.attempts", batch.attempts)

@@ -45,10 +45,10 @@ def is_cell() -> bool:
 def current_task() -> object:
     """Return the asyncio or trio task that runs this code; None outside any task."""
     loop = current_loop()
-    if loop is None or isinstance(loop, asyncio.AbstractEventLoop):
-        return asyncio.current_task() if loop is not None else None
+    if isinstance(loop, asyncio.AbstractEventLoop):
+        return asyncio.current_task(loop)
     try:
-        return _modules["trio"].lowlevel.current_task()
+        return None if loop is None else _modules["trio"].lowlevel.current_task()
     except RuntimeError:  # trio itself runs, between its tasks
         return None
 

@@ -24,14 +24,12 @@ from .._core.linger import NEVER
 from .._core.policy import BatchPolicy
 from .._core.scheduler import Request, Scheduler
 from ..errors import BatcherClosed, QueueFull, QueueTimeout
-from . import observer
+from . import observer, waits
 from .async_backend import current_loop, is_over
 from .notices import Notices
 from .recorder import Recorder
-from .settling import take_wakers
-from .summary import Ending
+from .settling import Wakers, take_wakers
 from .timer_thread import daemon_thread, timer
-from .waits import Pool, check_wait, current_worker
 from .wakers import POLL_INTERVAL, Future, async_waker, wait, wake_all
 
 AWAKE: Final = -math.inf
@@ -39,9 +37,6 @@ AWAKE: Final = -math.inf
 INTERRUPTED: Final = "a signal handler has raised while the queue was changed"
 FIRST_PAUSE: Final = 1e-3
 """First interval at which a caller of `drain` looks for the end of all calls (s)."""
-
-
-_alive: WeakValueDictionary[int, CallQueue] = WeakValueDictionary()
 
 
 def alive() -> list[CallQueue]:
@@ -65,32 +60,34 @@ class CallQueue(ABC):
         self.recorder = recorder
         self.name = name  # name of the batch function, for messages and thread names
         self.notices = Notices(name)
-        self.pool = Pool(name, policy.max_concurrent_batches)
+        self.pool = waits.Pool(name, policy.max_concurrent_batches)
         self._closed = False  # whether calls are refused
         # guards the state that `_reset` declares; never held while user code runs or callers are
         # woken; an RLock, because `_is_owned` says whether this thread holds it
         self._lock: Any = threading.RLock()
-        # calls that `abort` ends, and their wakers; kept here in case it is interrupted
-        self._lost: dict[Request, Any] = {}
+        # ids of ended batches with callbacks that still run, where no worker runs them
+        self.waking: set[int] = set()
         self._reset()
         _alive[id(self)] = self
 
     def _reset(self) -> None:
         self._scheduler = Scheduler(self.policy, self.tick)
+        self._scheduler.draining = self._closed
         # moment at which a free worker looks for a batch (s): AWAKE, a deadline, or NEVER
         self._alarm = NEVER
         self._expiry = NEVER  # moment at which the timer calls `expire` (s)
-        self._workers = 0  # workers that have started and not ended
-        self._parked: list[Any] = []  # one parker for each worker that waits for work
+        self._workers: set[Any] = set()  # parkers of the workers that have not ended
+        self._parked: list[Any] = []  # those of the workers that wait for work
+
+    def here(self, _: object) -> CallQueue:
+        """Return the runtime for callers on any loop, or on none: this one."""
+        return self
 
     def _postpone(self, method: Callable[..., object], *args: Any) -> bool:
         """Call `method` a moment later if this thread holds the lock. Return whether it does."""
         if not self._lock._is_owned():
             return False
-        timer.start()
-        # in a new thread, because callbacks of futures may block
-        later = daemon_thread(f"{self.name}-later", method, *args)
-        timer.call_soon(later.start)
+        daemon_thread(f"{self.name}-later", method, *args).start()
         return True
 
     def check_wait(self) -> None:
@@ -99,7 +96,7 @@ class CallQueue(ABC):
         Raises:
             RuntimeError: the code might wait for itself, and so for ever.
         """
-        check_wait(self.pool)
+        waits.check_wait(self.pool)
 
     def may_wait(self) -> bool:
         """Return whether this code may wait for a call."""
@@ -109,10 +106,6 @@ class CallQueue(ABC):
             return False
         return True
 
-    def count(self, ending: Ending) -> None:
-        """Count a call that ended without a batch."""
-        self.recorder.count(ending)
-
     def load(self) -> tuple[int, int, int]:
         """Return the numbers of waiting items, of blocked calls, and of running items."""
         scheduler = self._scheduler
@@ -121,16 +114,13 @@ class CallQueue(ABC):
     def open_calls(self) -> int:
         """Return the number of accepted calls without an answer."""
         with self._lock:
-            running = [piece[0] for batch in self._scheduler.running for piece in batch.slices]
-            found = {*self._scheduler, *running}
-        return sum(request.waker is not None for request in found)
+            return len(self._find_open())
 
-    def pending(self, *, running_only: bool) -> bool:
-        """Return whether accepted calls are unanswered.
-
-        With `running_only`, consider only items that were handed out in a batch.
-        """
-        return bool(self._scheduler.running) or (self._scheduler.waiting > 0 and not running_only)
+    def _find_open(self) -> list[Request]:
+        """Return the accepted calls without an answer, under the lock."""
+        scheduler = self._scheduler
+        running = [piece[0] for batch in scheduler.running for piece in batch.slices]
+        return [request for request in {*scheduler, *running} if request.waker is not None]
 
     def submit(self, request: Request, *, from_event_loop: bool) -> bool:
         """Accept `request`. Its waker is woken once, when the call has ended.
@@ -150,61 +140,60 @@ class CallQueue(ABC):
         if observer.probe is not None:
             request.origin = observer.probe.origin()
         policy = self.policy
-        may_expire = policy.queue_timeout_ms is not None
-        must_call_worker = False
+        if policy.queue_timeout_ms:
+            timer.start()
+        queued = must_call_worker = False
         try:
-            if may_expire:
-                timer.start()
             with self._lock:
                 scheduler = self._scheduler
                 is_open = not self._closed or (
-                    self.exiting and current_worker() and not isinstance(request.waker, Future)
+                    self.exiting
+                    and waits.current_worker()
+                    and not isinstance(request.waker, Future)
                 )
-                if not is_open or (policy.on_full == "raise" and not scheduler.admits(request)):
-                    raise self._refused(request)
-                now = request.arrived = time.perf_counter()
-                self.recorder.accept()
-                group = scheduler.submit(request, now, from_event_loop=from_event_loop)
-                if (
-                    self._alarm > AWAKE
-                    and scheduler.has_room
-                    and scheduler.ready_at(group) < self._alarm
-                ):
-                    self._alarm = AWAKE
-                    if self._parked:
-                        self._parked[-1].unpark(self)  # the worker takes its parker off the list
-                    else:
-                        must_call_worker = True
-                if may_expire:
-                    self._set_timer(now)
-                queued = request.queued
+                if is_open and (policy.on_full == "wait" or scheduler.admits(request)):
+                    now = request.arrived = time.perf_counter()
+                    self.recorder.accept()
+                    group = scheduler.submit(request, now, from_event_loop=from_event_loop)
+                    if (
+                        self._alarm > AWAKE
+                        and scheduler.has_room
+                        and scheduler.ready_at(group) < self._alarm
+                    ):
+                        self._alarm = AWAKE
+                        if self._parked:
+                            self._parked[-1].unpark(self)  # the worker takes its parker off
+                        else:
+                            must_call_worker = True
+                    if policy.queue_timeout_ms:
+                        self._set_timer(now)
+                    queued = request.queued
             if must_call_worker:
                 self._call_worker()
-        except (QueueFull, BatcherClosed) as error:
-            why = "the function was shut down"
-            if isinstance(error, QueueFull):
-                why = f"the queue is full (max_queue_size={policy.max_queue_size})"
-            self.notices.add("refusal", f"a call was refused: {why}")
-            raise
         except BaseException:
             self.abort(INTERRUPTED)
             raise
+        if not request.arrived:
+            raise self._refused(request)
         if observer.share is not None:
             observer.share()
         return queued
 
     def _refused(self, request: Request) -> Exception:
-        """Count a refused call, and return its exception."""
-        self.count("rejected")
+        """Count and log a refused call, and return its exception."""
+        self.recorder.count("rejected")
+        error: BatcherClosed | QueueFull
         if self._closed:
-            return BatcherClosed(
+            error = BatcherClosed(
                 f"{self.name} was shut down; `with {self.name}:`, or `async with`, opens it again"
             )
-        error = QueueFull(
-            f"{self.name} has no room for a call of {request.size}: {self._scheduler.waiting} "
-            f"items wait, of at most {self.policy.max_queue_size} (max_queue_size)"
-        )
-        error.retry_after_s = self._time_of_queue()
+        else:
+            error = QueueFull(
+                f"{self.name} has no room for a call of {request.size}: {self._scheduler.waiting} "
+                f"items wait, of at most {self.policy.max_queue_size} (max_queue_size)"
+            )
+            error.retry_after_s = self._time_of_queue()
+        self.notices.add("refusal", f"a call was refused: {error}")
         return error
 
     def _time_of_queue(self) -> float:
@@ -223,26 +212,22 @@ class CallQueue(ABC):
         """
         if self._postpone(self.cancel, request, even_begun):
             return False
-        wakers: list[Any] = []
+        wakers: Wakers = {}
         try:
             with self._lock:
                 begun = request.dispatched > 0 and not (self.cancels_running or request.separate)
                 if request.waker is None or (begun and not even_begun):
                     return False
                 request.error = CancelledError()
-                wakers = take_wakers([request])
+                take_wakers([request], wakers)
                 self._scheduler.cancel(request)
+                self._notify_admitted()
         except BaseException:
-            if wakers:
-                self._lost[request] = wakers[0]
-            self.abort(INTERRUPTED)
+            self.abort(INTERRUPTED, wakers)
             raise
-        if not request.dispatched:
-            request.items = None  # frees the items while other objects may keep the request
         if request.arrived:  # not if `submit` has refused the request
-            self.count("cancelled")
-        self._notify_admitted()
-        wake_all(wakers)
+            self.recorder.count("cancelled")
+        wake_all(wakers.values())
         return True
 
     def _set_timer(self, now: float) -> None:
@@ -258,6 +243,7 @@ class CallQueue(ABC):
 
         The timer thread runs this; no signal handler interrupts that thread.
         """
+        wakers: Wakers = {}
         with self._lock:
             now = time.perf_counter()
             ended = self._scheduler.expire(now)
@@ -269,33 +255,31 @@ class CallQueue(ABC):
                     "queue_timeout_ms, or limit the waiting items by max_queue_size"
                 )
                 error.retry_after_s = self._time_of_queue()
-                self.count("timed_out")
-            calls_back = any(getattr(request.waker, "calls_back", False) for request in ended)
-            wakers = take_wakers(ended)
-        for request in ended:
-            request.items = None  # as in `cancel`
+                self.recorder.count("timed_out")
+            take_wakers(ended, wakers)
+            self._notify_admitted()
+        for _ in ended:
             self.notices.add("timeout", "a call has waited for longer than queue_timeout_ms")
-        self._notify_admitted()
-        if calls_back:  # callbacks may block, and all batchers share the timer
+        woken = wakers.values()
+        # callbacks may block, and all batchers share the timer
+        if any(isinstance(waker, Future) for waker in woken):
             try:
-                daemon_thread(f"{self.name}-callbacks", wake_all, wakers).start()
+                daemon_thread(f"{self.name}-callbacks", wake_all, woken).start()
             except RuntimeError:  # no more threads
-                wake_all(wakers)
+                wake_all(woken)
         else:
-            wake_all(wakers)
+            wake_all(woken)
 
     def _notify_admitted(self) -> None:
         """Notify the callers of requests that were blocked and have entered the queue.
 
-        No worker needs to be called: all workers are busy, because no group is held while requests
-        are blocked.
+        The caller holds the lock. No worker needs to be called: all workers are busy, because no
+        group is held while requests are blocked.
         """
-        entered = self._scheduler.admitted
-        for request in list(entered):
-            future = request.waker
-            if isinstance(future, Future):
-                future.notify_of_room()
-            entered.pop(request, None)
+        for request in self._scheduler.admitted:
+            if isinstance(request.waker, Future):
+                request.waker.notify_of_room()
+        self._scheduler.admitted.clear()
 
     def close(self, cancel: bool) -> None:
         """Refuse further calls.
@@ -304,25 +288,24 @@ class CallQueue(ABC):
         """
         if self._postpone(self.close, cancel):
             return
+        wakers: Wakers = {}
         with self._lock:
-            self._closed = True
-            self._scheduler.draining = True
-            ended = list(self._scheduler) if cancel else []
+            self._closed = self._scheduler.draining = True
+            ended = [*self._scheduler] if cancel else []
             for request in ended:
                 request.error = (
                     CancelledError()
                     if isinstance(request.waker, Future)
                     else BatcherClosed(f"{self.name} was shut down before this call ran")
                 )
-                self.count("cancelled")
+                self.recorder.count("cancelled")
                 self._scheduler.cancel(request)
-            wakers = take_wakers(ended)
-            parked = list(self._parked)
-        # workers before callers, because callbacks of futures may wait for these workers
-        for parker in parked:
-            parker.unpark(self)
-        self._notify_admitted()
-        wake_all(wakers)
+            take_wakers(ended, wakers)
+            # workers before callers, because callbacks of futures may wait for these workers
+            for parker in self._parked:
+                parker.unpark(self)
+            self._notify_admitted()
+        wake_all(wakers.values())
 
     def shutdown(self, *, wait: bool, cancel: bool) -> None:
         """Close. With `wait`, return once every accepted call has ended."""
@@ -330,99 +313,72 @@ class CallQueue(ABC):
         if wait:
             self.drain()
 
-    async def aclose(self, *, cancel: bool) -> None:
-        """Close, and return once every accepted call has ended."""
-        self.close(cancel)
-        await self.drain_async()
-
     def open(self) -> None:
         """Accept calls again. Callers that wait in `drain` go on."""
         with self._lock:
-            self._closed = False
-            self._scheduler.draining = False
+            self._closed = self._scheduler.draining = False
 
-    def drain(self, loop: object = None) -> bool:
+    def drain(self, loop: object = None) -> None:
         """Wait until the closed runtime has ended every call and every worker, or is open again.
 
         If `loop`, the event loop that runs the calls, has stopped, end them with an error. Return
-        False at once if the code would wait for itself.
+        at once if the code would wait for itself.
         """
-        self._abort_if_over(loop)
-        if not self.may_wait():
-            return False
         for seconds in self._pauses(loop):
             time.sleep(seconds)
-        return True
 
     async def drain_async(self, loop: object = None) -> None:
         """Wait as `drain` does, without blocking the event loop."""
-        self._abort_if_over(loop)
-        if self.may_wait():
-            for seconds in self._pauses(loop):
-                await wait(async_waker(current_loop()), seconds)
+        for seconds in self._pauses(loop):
+            await wait(async_waker(current_loop()), seconds)
 
     def _pauses(self, loop: object) -> Iterator[float]:
-        """Yield the pauses of `drain` until all calls and workers have ended (s).
+        """Yield the pauses of `drain` (s).
 
         Each pause is twice as long as the last one, up to `POLL_INTERVAL`.
         """
         seconds = FIRST_PAUSE
-        while not self._drained():
+        while True:
+            if loop is not None and is_over(loop):
+                self.abort("the event loop that was to run this call has stopped")
+            with self._lock:
+                drained = not (self._workers or any(self.load()))
+            if drained or not self._closed or not self.may_wait():
+                return
             yield seconds
             seconds = min(2 * seconds, POLL_INTERVAL)
-            self._abort_if_over(loop)
 
-    def _abort_if_over(self, loop: object) -> None:
-        """End every call if the event loop that was to run it has stopped."""
-        if loop is not None and is_over(loop):
-            self.abort("the event loop that was to run this call has stopped")
-
-    def abort(self, why: str) -> None:
+    def abort(self, why: str, wakers: Wakers | None = None) -> None:
         """End every call with `BatcherClosed`, also in running batches, and reset the queue.
 
-        The workers of the old state end. The next call starts a worker. `why` is the reason in the
-        message.
+        `wakers` has further calls, whose wakers were taken. The workers of the old state end. The
+        next call starts a worker. `why` is the reason in the message.
         """
+        lost = wakers or {}
         try:
             with self._lock:
-                scheduler = self._scheduler
-                running = [request for batch in scheduler.running for request, _, _ in batch.slices]
-                lost = [each for each in (*scheduler, *running) if each.waker is not None]
-                self._lost |= {request: request.waker for request in lost}
-                take_wakers(lost)
+                take_wakers(self._find_open(), lost)
                 for parker in self._parked:
                     parker.unpark(self)
                 self._reset()
-                self._scheduler.draining = self._closed
-            ended = dict(self._lost)
-            for request in ended:
+            for request in lost:
                 request.error = self._lost_call(why)
-                self.count("lost")
+                self.recorder.count("lost")
                 self.notices.add("loss", f"a call was lost: {why}")
-            wake_all(ended.values())
-            for request in ended:
-                self._lost.pop(request, None)
+            wake_all(lost.values())
         except BaseException:  # a signal handler has raised again
-            self.abort(why)
+            self.abort(why, lost)
             raise
 
     def forget(self) -> None:
         """Begin with an empty queue in the child of a fork, where no thread of the parent runs."""
         self._lock = threading.RLock()
-        self._lost.clear()
         self._reset()
-        self._scheduler.draining = self._closed
         self.recorder.renew()
 
     def _lost_call(self, why: str) -> BatcherClosed:
         """Return the error of a call that `abort` ends."""
         return BatcherClosed(f"{self.name}: {why}")
-
-    def _drained(self) -> bool:
-        """Return whether the runtime is open, or has ended every call and every worker."""
-        with self._lock:
-            scheduler = self._scheduler
-            return not (self._closed and (self._workers or scheduler.waiting or scheduler.running))
 
     @abstractmethod
     def _call_worker(self) -> None:
@@ -432,8 +388,13 @@ class CallQueue(ABC):
         """
 
 
+_alive = WeakValueDictionary[int, CallQueue]()
+
+
 def _after_fork() -> None:
     timer.renew()
+    observer.renew()
+    waits.renew()
     for runtime in alive():
         runtime.forget()
 

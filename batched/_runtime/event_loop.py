@@ -6,22 +6,21 @@ Each loop has a runtime with its own scheduler, which exists as long as the loop
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import functools
-import os
 import sys
 import time
 import weakref
 from collections.abc import Callable
+from contextvars import Context
 from typing import Any
 
-from .._core.scheduler import Batch, Scheduler
+from .._core.scheduler import Batch
 from . import observer
 from .async_backend import current_loop, current_task, ends_task, is_gone
 from .call_queue import AWAKE
 from .runtime import Runtime
 from .waits import enter_worker
-from .wakers import AsyncWaker, async_waker, log_failure, wait, wake_all
+from .wakers import AsyncWaker, async_waker, wait, wake_all
 
 
 class EventLoopRuntime(Runtime):
@@ -35,49 +34,36 @@ class EventLoopRuntime(Runtime):
     finishes_at_exit = False  # its loop has ended by then
     tick = 1e-3  # timers of loops end on full milliseconds (s)
 
-    def _reset(self) -> None:
-        super()._reset()
-        # tasks of the workers: asyncio does not keep tasks alive
-        self._tasks: set[asyncio.Task[None]] = set()
-
     def _new_parker(self) -> _Parker:
-        return _Parker(self._scheduler)
+        return _Parker()
 
     def _start_worker(self, parker: _Parker) -> None:
         loop = current_loop()
         # in an empty context: a worker serves many callers
         if isinstance(loop, asyncio.AbstractEventLoop):
-            task = contextvars.Context().run(
-                asyncio.Task, self._work(parker), loop=loop, name=f"batched-{self.name}"
+            parker.task = asyncio.Task(
+                self._work(parker), loop=loop, name=f"batched-{self.name}", context=Context()
             )
-            self._tasks.add(task)
-            task.add_done_callback(functools.partial(self._left, parker))
+            parker.task.add_done_callback(functools.partial(self._left, parker))
         else:
             sys.modules["trio"].lowlevel.spawn_system_task(
                 self._work, parker, name=f"batched-{self.name}"
             )
 
     def _left(self, parker: _Parker, task: asyncio.Task[None]) -> None:
-        """Drop the task of a worker that has ended. End all calls if the worker never began."""
-        self._tasks.discard(task)
-        failed = task.cancelled() or task.exception() is not None
-        if failed and parker.scheduler is self._scheduler:
+        """End all calls if a worker's task, which has ended, never began."""
+        if (task.cancelled() or task.exception()) and parker in self._workers:
             self.abort("the task that was to run this call ended before it began")
 
     async def _work(self, parker: _Parker) -> None:
-        task = None
+        task = current_task()
         try:
-            task = current_task()
             enter_worker(self.pool, thread=False)
             while True:
                 parker.renew()
                 found = self._take(parker)
                 if isinstance(found, Batch):
-                    probe = observer.probe
-                    began = None if probe is None else probe.began(self.name, found)
-                    outcomes = await self.execution.run_async(found, self)
-                    if probe is not None and began is not None:
-                        probe.ended(began, self.name, found, outcomes)
+                    outcomes = await (observer.probe or self.execution).run_async(found, self)
                     self.finish(found, outcomes)
                     self._alarm = AWAKE  # the worker looks once these callers have run
                     del outcomes  # an error in the outcomes holds this frame
@@ -88,24 +74,19 @@ class EventLoopRuntime(Runtime):
                 else:
                     await parker.park_for(max(found - time.perf_counter(), 0.0))
         except BaseException as error:
-            # an error of this library; if a system task raised it, trio itself would end
-            if not ends_task(error, task):
-                log_failure("the worker of %s failed", self.name)
-                self.abort(f"its worker failed with a {type(error).__name__}")
-                if isinstance(error, Exception):
-                    return
+            if ends_task(error, task):
+                self.abort("its event loop has ended, or cancelled the task that ran it")
                 raise
-            self.abort("its event loop has ended, or cancelled the task that ran it")
-            raise
+            self.fail(error)
+            if not isinstance(error, Exception):
+                raise  # an error of this library does not end trio, which runs this task
 
 
 class _Parker:
     """Place where a worker waits for work. Each wait has a new waker."""
 
     _waker: AsyncWaker
-
-    def __init__(self, scheduler: Scheduler) -> None:
-        self.scheduler: Scheduler | None = scheduler  # scheduler of the worker's batches
+    task: asyncio.Task[None]  # of the worker: asyncio does not keep tasks alive
 
     def renew(self) -> None:
         """Prepare to be parked again."""
@@ -135,16 +116,7 @@ class EventLoops:
         self._make = make
         self._name = name  # name of the batch function, for messages
         self._closed = False
-        self.forget()
-        _all_loops.add(self)
-
-    def forget(self) -> None:
-        """Begin without loops, also in the child of a fork, where no loop of the parent runs."""
-        self._runtimes: weakref.WeakKeyDictionary[Any, EventLoopRuntime] = (
-            weakref.WeakKeyDictionary()
-        )
-        # the loop and runtime found last, which saves a look-up
-        self._latest: tuple[Callable[[], object], EventLoopRuntime | None] = (lambda: None), None
+        self._runtimes = weakref.WeakKeyDictionary[Any, EventLoopRuntime]()
 
     def here(self, loop: object) -> EventLoopRuntime:
         """Return the runtime of `loop`, which runs this code.
@@ -158,20 +130,15 @@ class EventLoops:
                 "but none is running here; "
                 "use asyncio.run, or asyncio.run_coroutine_threadsafe with a loop of another thread"
             )
-        latest, runtime = self._latest
-        if runtime is None or latest() is not loop:
-            runtime = self._runtimes.get(loop) or self._settle_on(loop)
-            self._latest = weakref.ref(loop), runtime
-        return runtime
-
-    def _settle_on(self, loop: object) -> EventLoopRuntime:
-        for other, runtime in self._all():
-            if is_gone(other):
-                runtime.abort("the event loop that was to run this call was closed")
-                self._runtimes.pop(other, None)
-        runtime = self._runtimes[loop] = self._make()
-        if self._closed:
-            runtime.close(cancel=False)
+        runtime = self._runtimes.get(loop)
+        if runtime is None:
+            for other, idle in self._all():
+                if is_gone(other):
+                    idle.abort("the event loop that was to run this call was closed")
+                    self._runtimes.pop(other, None)
+            runtime = self._runtimes[loop] = self._make()
+            if self._closed:
+                runtime.close(cancel=False)
         return runtime
 
     def load(self) -> tuple[int, int, int]:
@@ -191,45 +158,27 @@ class EventLoops:
         Raises:
             RuntimeError: waiting would block the loop that must finish the calls.
         """
-        here = current_loop()
-        own = self._runtimes.get(here) if here is not None else None
-        if wait and own is not None and own.pending(running_only=cancel) and own.may_wait():
+        own = dict(self._all()).get(current_loop())
+        if wait and own is not None and any(own.load()[2 * cancel :]) and own.may_wait():
             raise RuntimeError(
                 "waiting here would block the event loop that has to finish the calls of "
                 f"{self._name}; "
                 "use `await aclose()`, `async with`, or shutdown(wait=False)"
             )
-        for loop, runtime in self._close(cancel):
-            if wait and runtime is not own:
-                runtime.drain(loop)
-
-    async def aclose(self, *, cancel: bool) -> None:
-        """Close, and return once every accepted call has ended."""
-        for loop, runtime in self._close(cancel):
-            await runtime.drain_async(loop)
-
-    def _close(self, cancel: bool) -> list[tuple[object, EventLoopRuntime]]:
         self._closed = True
         runtimes = self._all()
         for _, runtime in runtimes:
             runtime.close(cancel)
-        return runtimes
+        for loop, runtime in runtimes:
+            if wait and runtime is not own:
+                runtime.drain(loop)
+
+    async def drain_async(self) -> None:
+        """Wait until all loops have ended every call."""
+        for loop, runtime in self._all():
+            await runtime.drain_async(loop)
 
     def _all(self) -> list[tuple[object, EventLoopRuntime]]:
         loops = [loop for ref in self._runtimes.keyrefs() if (loop := ref()) is not None]
         # loops may come and go meanwhile
-        return [
-            (loop, runtime) for loop in loops if (runtime := self._runtimes.get(loop)) is not None
-        ]
-
-
-_all_loops: weakref.WeakSet[EventLoops] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for loops in list(_all_loops):
-        loops.forget()
-
-
-if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_after_fork)
+        return [(loop, found) for loop in loops if (found := self._runtimes.get(loop)) is not None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,37 +17,15 @@ from .waits import between_runs
 Observer = Callable[[Batch, Outcomes], None]
 """Reporter of a batch, called after its callers were answered. It never raises."""
 
+probe: Any = None
+"""The `_operations.probe.Probe` that runs all batches of this process, if they are traced."""
 
-class Probe:
-    """Probe of every batch of every function in this process. Its methods never raise."""
+meters: list[Callable[[str, Any, float], object]] = []
+"""Functions of the name of a batched function, of a count (see `recorder`) and of a number. They
+get all counts from their registration on.
+"""
 
-    def origin(self) -> object:
-        """Return the origin of a call. Called where the call is made."""
-
-    def began(self, name: str, batch: Batch) -> object:
-        """Note that `batch` of the function `name` begins in this thread or task.
-
-        Return the first argument of `ended`. After None, `ended` is not called.
-        """
-
-    def joined(self, name: str, batch: Batch) -> None:
-        """Note that the rows of `batch` join the run of this thread or task."""
-
-    def ended(self, began: object, name: str, batch: Batch, outcomes: Outcomes) -> None:
-        """Note that `batch` has ended; its callers have no answer yet."""
-
-
-probe: Probe | None = None
-"""The probe of this process, if there is one."""
-
-
-Meter = Callable[[str, Any, float], object]
-"""Function of the name of a batched function, of a count (see `summary`) and of a number."""
-
-meters: list[Meter] = []
-"""Meters get all counts from their registration on."""
-
-share: Callable[..., object] | None = None
+share: Any = None
 """Function that lets other processes see the load of this one, if they are to. It is called when a
 call was accepted and when a batch has ended, and writes only now and then unless its argument is
 true.
@@ -68,13 +46,13 @@ if hasattr(os, "register_at_fork"):  # not on Windows
 
 _failing_meter = LogOnce("metrics could not be recorded")
 _lock: Any
-_unreported: defaultdict[tuple[str, Any], float]
+_unreported: Counter[tuple[str, Any]]
 
 
 def renew() -> None:
     """Begin anew in a forked process; its parent reports the counts until now."""
     global _lock, _unreported, due
-    _lock, _unreported, due = threading.RLock(), defaultdict(float), 0.0
+    _lock, _unreported, due = threading.RLock(), Counter(), 0.0
 
 
 renew()
@@ -83,27 +61,18 @@ renew()
 def note(name: str, counts: Mapping[Any, Any]) -> None:
     """Keep counts of the function `name` for the next report. A finalizer may call it."""
     with _lock:
-        for key, number in counts.items():
-            _unreported[name, key] += number
+        _unreported.update({(name, key): number for key, number in counts.items()})
 
 
 def report() -> None:
     """Pass the counts since the last report to all meters. They may take locks."""
     global _unreported
     with _lock:
-        counts, _unreported = _unreported, defaultdict(float)
+        counts, _unreported = _unreported, Counter()
     for meter in meters:
         with reporting, _failing_meter:
             for (name, key), number in counts.items():
                 meter(name, key, number)
-
-
-def batch_ended(flush: Callable[[], object]) -> None:
-    """Report a batch after its callers have their answers. `flush` notes its counts."""
-    flush()
-    report()
-    if share is not None:
-        share()
 
 
 def make_observer(name: str, hook: Callable[[BatchRecord], object]) -> Observer:

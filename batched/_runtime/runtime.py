@@ -8,6 +8,7 @@ A worker that takes a batch wakes or starts another worker if items still wait. 
 
 from __future__ import annotations
 
+import math
 import time
 from abc import abstractmethod
 from collections.abc import Hashable
@@ -24,8 +25,8 @@ from . import observer
 from .call_queue import AWAKE, CallQueue
 from .observer import Observer
 from .recorder import Recorder
-from .settling import Settled, complete, settle, take_wakers
-from .wakers import logger, wake_all
+from .settling import Settled, Wakers, complete, settle, take_wakers
+from .wakers import log_failure, logger, wake_all
 
 CANNOT_START: Final = (RuntimeError, MemoryError)
 """Errors for which no thread can start. A signal handler is taken to raise another type."""
@@ -35,9 +36,6 @@ MANY: Final = 1 << 30
 
 MANY_ALONE: Final = 32
 """Batches of one item in a row, beside other calls, of which a warning tells."""
-
-Look = tuple[Batch | float | None, bool]
-"""Result of a look for a batch: see `Runtime._look`."""
 
 
 class Runtime(CallQueue):
@@ -66,8 +64,8 @@ class Runtime(CallQueue):
             )
         super().__init__(policy, recorder, name)
         self.pool.size = workers
-        # batches of one item in a row beside which other calls waited; None if nothing is told
-        self._alone: int | None = None if policy.batch_size == 1 else 0
+        # batches of one item in a row beside which other calls waited; below 0 once it was told
+        self._alone = 0.0
 
     def _call_worker(self) -> None:
         """Wake a worker that is parked, or start one if fewer run than may run."""
@@ -75,16 +73,15 @@ class Runtime(CallQueue):
             if self._parked:
                 self._parked[-1].unpark(self)  # the worker removes its parker from the list
                 return
-            if self._workers >= self.most_workers:
+            if len(self._workers) >= self.most_workers:
                 return
             parker = self._new_parker()
-            self._workers += 1
+            self._workers.add(parker)
         try:
             self._start_worker(parker)
         except CANNOT_START as error:
             with self._lock:
-                parker.scheduler = None  # if the worker has begun nevertheless, it ends
-                self._workers -= 1
+                self._workers.discard(parker)  # if the worker has begun nevertheless, it ends
                 self._alarm = NEVER  # so that the next call tries again
             if not self._workers:
                 self.abort(f"no worker could be started: {error}")
@@ -94,80 +91,81 @@ class Runtime(CallQueue):
 
         The step is a batch to run, the moment until which to park on `parker`, or None to end.
         """
+        more = False  # whether another worker must be called
         with self._lock:
-            found, more = self._look(parker, time.perf_counter())
-        if self._scheduler.admitted:
-            self._notify_admitted()
+            scheduler = self._scheduler
+            if parker not in self._workers:  # the queue was reset, or it could not be started
+                return None
+            if parker in self._parked:  # the worker woke by itself
+                self._parked.remove(parker)
+            now = time.perf_counter()
+            found: Batch | float | None = scheduler.take(now)
+            if found is not None:
+                more = scheduler.has_room and scheduler.waiting > 0
+                self._alarm = AWAKE if more else NEVER
+            else:
+                # callers who come back while a worker that stays is awake need not wake it
+                found = self._alarm = scheduler.next_deadline(now if self.workers_stay else NEVER)
+                stays = self.workers_stay and (self.exiting or not self._closed)
+                if stays or found < NEVER or scheduler.waiting:
+                    self._parked.append(parker)
+                else:
+                    self._workers.remove(parker)
+                    found = None
+            if scheduler.admitted:
+                self._notify_admitted()
         if more:
             self._call_worker()
         return found
-
-    def _look(self, parker: Any, now: float) -> Look:
-        """Look for a batch, under the lock.
-
-        Return the next step of the worker (see `_take`), and whether another worker must be called.
-        """
-        scheduler = self._scheduler
-        if parker in self._parked:  # the worker woke by itself
-            self._parked.remove(parker)
-        # the scheduler was replaced, or starting the worker was given up
-        uncounted = parker.scheduler is not scheduler
-        batch = None if uncounted else scheduler.take(now)
-        if batch is not None or uncounted:
-            more = scheduler.has_room and scheduler.waiting > 0
-            self._alarm = AWAKE if more else NEVER
-            return batch, more
-        deadline = scheduler.next_deadline()
-        if deadline == NEVER and self.workers_stay and scheduler.has_room:
-            # callers who come back until then need not wake the worker
-            deadline = scheduler.linger_end(now)
-        self._alarm = deadline
-        done = deadline == NEVER and not scheduler.waiting
-        if done and (not self.workers_stay or (self._closed and not self.exiting)):
-            self._workers -= 1
-            return None, False
-        self._parked.append(parker)
-        return deadline, False
 
     def finish(self, batch: Batch, outcomes: Outcomes) -> None:
         """Free the worker of `batch`, then answer the callers.
 
         So a caller that calls again at once finds the worker free.
         """
-        with self._lock:
-            scheduler = self._scheduler
-            if batch not in scheduler.running:  # the queue was reset
-                return
-            settled = settle(scheduler, outcomes)
-            wakers = take_wakers(settled.ended)
-            scheduler.finished(batch, time.perf_counter())
-            if self._alone is not None:
-                self._alone = 0 if batch.size > 1 or not scheduler.waiting else self._alone + 1
+        wakers: Wakers = {}
+        try:
+            with self._lock:
+                scheduler = self._scheduler
+                if batch not in scheduler.running:  # the queue was reset
+                    return
+                settled = settle(scheduler, outcomes)
+                take_wakers(settled.ended, wakers)
+                scheduler.finished(batch, time.perf_counter())
+                alone = batch.size == 1 < self.policy.batch_size and scheduler.waiting
+                self._alone = self._alone + 1 if alone else min(self._alone, 0)
                 if self._alone == MANY_ALONE:
                     self._tell_of_groups(batch, scheduler)
-        if scheduler.admitted:
-            self._notify_admitted()
-        self._answer(batch, wakers, settled)
+                if scheduler.admitted:
+                    self._notify_admitted()
+            self._answer(batch, wakers, settled)
+        except BaseException:
+            self.abort("its answer was lost", wakers)
+            raise
         if self.observer is not None:
             self.observer(batch, outcomes)
         if batch.attempts > 1:
             self._note_attempts(batch, outcomes)
 
-    def _answer(self, batch: Batch, wakers: list[Any], settled: Settled) -> None:
+    def _answer(self, batch: Batch, wakers: Wakers, settled: Settled) -> None:
         """Wake the callers whose requests have ended with `batch`."""
-        try:
+        errors = 0
+        if settled.open_ended:
             errors = complete(settled.open_ended, self.execution.collator.join, self.name)
-            self.recorder.ended(batch, errors)
-            for request, start, outcomes in settled.parts:
-                request.on_part(start, outcomes)  # type: ignore[misc]  # `settle` has looked
-        except BaseException:  # else the result of a call in parts might be missing
-            for request in settled.open_ended:
-                request.error = request.error or self._lost_call("its answer was lost")
-            raise
-        finally:
-            wake_all(wakers)
+        self.recorder.ended(batch, errors)
+        for request, start, outcomes in settled.parts:
+            request.on_part(start, outcomes)  # type: ignore[misc]  # `settle` has looked
+        wake_all(wakers.values())
         if observer.meters:
-            observer.batch_ended(self.recorder.flush)
+            self.recorder.flush()
+            observer.report()
+            if observer.share is not None:
+                observer.share()
+
+    def fail(self, error: BaseException) -> None:
+        """End all calls, because a worker failed with `error`, which is being handled."""
+        log_failure("the worker of %s failed", self.name)
+        self.abort(f"its worker failed with a {type(error).__name__}")
 
     def _note_attempts(self, batch: Batch, outcomes: Outcomes) -> None:
         """Log that the function ran in parts, because memory ran out or an item failed."""
@@ -190,7 +188,7 @@ class Runtime(CallQueue):
         others = {request.group_key for request in scheduler} - {key}
         if not others:
             return
-        self._alone = None
+        self._alone = -math.inf
         other: Any = others.pop()
         names = getattr(key, "arguments", key).differ_from(getattr(other, "arguments", other))
         logger.warning(
@@ -209,11 +207,10 @@ class Runtime(CallQueue):
             if scheduler is not self._scheduler:
                 return []
             batches = scheduler.join(key, room, time.perf_counter())
-        if scheduler.admitted:
             self._notify_admitted()
         if observer.probe is not None:
             for batch in batches:
-                observer.probe.joined(self.name, batch)
+                observer.probe.joined(batch)
         return batches
 
     @abstractmethod

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from operator import itemgetter
 from typing import Any, NamedTuple, NoReturn
 
@@ -12,12 +12,8 @@ from .._execution.attempts import Outcomes
 from .._execution.exceptions import SharedError, copy_exception, trim_traceback
 from ..errors import BatchFunctionError
 
-Join = Callable[[Request, list[Any]], Any]
-"""Maker of the result of a request from its parts, in order."""
-
-
-_POSITION = itemgetter(0)
-
+Wakers = dict[Request, Any]
+"""Wakers of requests that end now."""
 
 Part = tuple[Request, int, list[Any]]
 """Items with outcomes of their own that have ended: see `Request.on_part`."""
@@ -36,57 +32,53 @@ class Settled(NamedTuple):
 
 def settle(scheduler: Scheduler, outcomes: Outcomes) -> Settled:
     """Add outcomes to their requests, under the lock."""
-    ended: list[Request] = []
-    open_ended: list[Request] = []
-    separate: list[Part] = []
+    settled = ended, open_ended, parts = Settled([], [], [])
     slices, results, _ = outcomes
     # collators return one result for each slice
     for (request, start, stop), result in zip(slices, results):  # noqa: B905  each batch pays for it
         if request.waker is None or request.error is not None:
             continue  # its caller has gone, or another part of it failed
+        whole = stop - start == request.size
         failed = issubclass(type(result), BaseException)  # `__class__` may be user code
+        request.answered += stop - start
         if request.on_part is not None:
-            separate.append((request, start, [result] * (stop - start) if failed else result))
-            request.answered += stop - start
-            if request.answered < request.size:
-                continue
+            parts.append((request, start, [result] * (stop - start) if failed else result))
         elif failed:
             request.error = result
             scheduler.cancel(request)
-            open_ended.append(request)
-        elif stop - start == request.size:
-            request.answered = request.size
+        elif whole:
             request.result = result
         else:
-            if request.parts is None:
-                request.parts = []
+            request.parts = request.parts or []
             request.parts.append((start, result))
-            request.answered += stop - start
-            if request.answered < request.size:
-                continue
-            open_ended.append(request)
-        ended.append(request)
-    return Settled(ended, open_ended, separate)
+        if request.answered == request.size or request.error is not None:
+            ended.append(request)
+            if failed or not whole:
+                open_ended.append(request)
+    return settled
 
 
-def take_wakers(ended: list[Request]) -> list[Any]:
-    """Take the wakers of requests, under the lock. No other thread can end these from now on."""
-    wakers = [request.waker for request in ended]
+def take_wakers(ended: Iterable[Request], wakers: Wakers) -> None:
+    """Move the wakers of requests to `wakers`, under the lock.
+
+    No other thread can end these requests from now on.
+    """
     for request in ended:
+        wakers[request] = request.waker
         request.waker = None
-    return wakers
 
 
-def complete(open_ended: list[Request], join: Join, name: str) -> int:
+def complete(open_ended: list[Request], join: Callable[..., Any], name: str) -> int:
     """Join the parts of requests, and create an exception for the caller of each failed call.
 
-    Return the number of failed calls. `name` is the name of the batch function. No lock is needed.
+    Return the number of failed calls. `join` makes the result of a request from its parts, in
+    order. `name` is the name of the batch function. No lock is needed.
     """
     failed = 0
     for request in open_ended:
         if request.parts is not None and request.error is None:
             try:
-                request.parts.sort(key=_POSITION)
+                request.parts.sort(key=itemgetter(0))
                 request.result = join(request, [part for _, part in request.parts])
             except BaseException as raised:
                 request.error = trim_traceback(raised)
@@ -108,15 +100,12 @@ def exception_for_caller(name: str, error: BaseException) -> BaseException:
     caller gets a copy, too: the function may keep `error`, and raise or return it again. If callers
     would mistake the type of `error`, they get a `BatchFunctionError` caused by a copy.
     """
-    # a coroutine turns StopIteration into RuntimeError
-    if type(error) is RuntimeError and issubclass(type(error.__cause__), StopIteration):
-        error = error.__cause__  # type: ignore[assignment]  # by the line above
+    twin = copy_exception(error)
     if issubclass(type(error), _MISLEADING) or not issubclass(type(error), Exception):
         wrapped = BatchFunctionError(f"{name} raised {_describe(error)}")
-        wrapped.__cause__ = copy_exception(error)
+        wrapped.__cause__ = twin
         return wrapped
-    twin = copy_exception(error)
-    return twin if twin is not error else SharedError(error)
+    return SharedError(error) if twin is error else twin
 
 
 def raise_error(request: Request) -> NoReturn:

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import math
 import queue
 import threading
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from contextvars import Context
+from typing import Any
 
 from .wakers import log_failure
-
-_Entry = tuple[float, int, Callable[[], Callable[[], object] | None]]
-"""Moment (s), a unique number, and a function that returns the method to call, or None if it is
-gone.
-"""
 
 
 def daemon_thread(name: str, target: Callable[..., object], *args: object) -> threading.Thread:
@@ -36,13 +32,13 @@ class TimerThread:
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
-        self.renew()
+        # queue for the thread, once it runs, of moments (s), unique numbers, and weak references to
+        # the methods to call
+        self._entries: Any = None
 
     def renew(self) -> None:
         """Discard all state. In a forked process the thread is gone."""
-        self._starting = threading.RLock()
-        self._entries: queue.SimpleQueue[_Entry]
-        self._thread: threading.Thread | None = None
+        self._entries = None
 
     def start(self) -> None:
         """Start the thread unless it runs.
@@ -50,13 +46,11 @@ class TimerThread:
         Raises:
             RuntimeError: no thread can be started.
         """
-        with self._starting:
-            if self._thread is None:
-                # not at import: gevent may replace this class later
-                entries: queue.SimpleQueue[_Entry] = queue.SimpleQueue()
-                thread = daemon_thread("timer", _run, entries)
-                thread.start()
-                self._entries, self._thread = entries, thread
+        if self._entries is None:
+            # not at import: gevent may replace this class later
+            entries = queue.SimpleQueue[Any]()
+            daemon_thread("timer", _run, entries).start()
+            self._entries = entries
 
     def call_at(self, when: float, method: Callable[[], object]) -> None:
         """Call `method` at `when` on `perf_counter` (s).
@@ -65,27 +59,21 @@ class TimerThread:
         """
         self._entries.put((when, next(self._numbers), weakref.WeakMethod(method)))
 
-    def call_soon(self, act: Callable[[], object]) -> None:
-        """Call `act` at once, from the thread. It must be quick, and is kept alive until then."""
-        self._entries.put((-math.inf, next(self._numbers), lambda: act))
 
-
-def _run(entries: queue.SimpleQueue[_Entry]) -> None:
-    due: list[_Entry] = []
+def _run(entries: queue.SimpleQueue[Any]) -> None:
+    due: list[Any] = []
     while True:
-        now = time.perf_counter()
-        while due and due[0][0] <= now:
-            _call(heapq.heappop(due)[2])
-        seconds = min(due[0][0] - now, threading.TIMEOUT_MAX) if due else None
-        try:
-            heapq.heappush(due, entries.get(timeout=seconds))
-        except queue.Empty:
+        seconds = min(due[0][0] - time.perf_counter(), threading.TIMEOUT_MAX) if due else None
+        if seconds is not None and seconds <= 0:
+            _call(heapq.heappop(due)[2]())
             continue
+        with suppress(queue.Empty):
+            heapq.heappush(due, entries.get(timeout=seconds))
 
 
-def _call(ref: Callable[[], Callable[[], object] | None]) -> None:
+def _call(method: Callable[[], object] | None) -> None:
     try:
-        if (method := ref()) is not None:
+        if method is not None:
             method()
     except BaseException:
         log_failure("a call of the timer failed")

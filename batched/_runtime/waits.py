@@ -8,7 +8,6 @@ depends on the program, not on its timing.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -48,7 +47,7 @@ class Worker:
 _order = threading.RLock()
 """Guards `depends_on` of all pools: of two waits that close a circle, one comes second."""
 
-_worker: ContextVar[Worker | None] = ContextVar("worker", default=None)
+_worker = ContextVar[Worker | None]("worker", default=None)
 current_worker = _worker.get
 """Return the worker whose run this code is, or was, part of; None for most callers."""
 
@@ -92,11 +91,8 @@ def check_wait(pool: Pool) -> None:
         )
 
 
-def _after_fork() -> None:
-    global _order  # a thread of the parent may hold it
+def renew() -> None:
+    """Begin anew in a forked process: another thread may hold the lock, and no run is its own."""
+    global _order
     _order = threading.RLock()
-    _worker.set(None)  # the run is the parent's
-
-
-if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_after_fork)
+    _worker.set(None)

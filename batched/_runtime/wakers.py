@@ -63,10 +63,9 @@ class Future(concurrent.futures.Future[U]):
     cancelled there cancels the future.
     """
 
-    calls_back = True  # waking it may run code of users
     # class attributes in place of an `__init__`: most futures keep most of these values
-    _shared: SharedError | None = None  # an error that several futures have
-    _loop: object = None  # the loop that runs the batch: must not be blocked
+    loop: object = None
+    """The event loop that runs the call, which must not be blocked; None if a thread runs it."""
     # the request, and the runtime that is to answer it; None before and after
     _call: tuple[Request, Any] | None = None
     _room: Lock | None = None  # wakes the submitting thread when the queue has room
@@ -75,13 +74,8 @@ class Future(concurrent.futures.Future[U]):
     def bind(self, request: Request, runtime: Any, loop: object, room: Lock | None) -> None:
         """Make this the future of `request`, answered by `runtime`, on `loop` if one is given."""
         self._call = request, runtime
-        self._loop = loop
+        self.loop = loop
         self._room = room
-
-    @property
-    def loop(self) -> object:
-        """The event loop that runs the call; None if a thread runs it."""
-        return self._loop
 
     def notify_of_room(self) -> None:
         """Wake the submitting thread: the request has room in the queue, or needs no room."""
@@ -110,9 +104,6 @@ class Future(concurrent.futures.Future[U]):
                 self.set_result(request.result)
             elif issubclass(type(error), concurrent.futures.CancelledError):
                 self._cancel()
-            elif type(error) is SharedError:
-                self._shared = error
-                self.set_exception(error.restored())
             else:
                 self.set_exception(error)
         except BaseException:
@@ -169,8 +160,19 @@ class Future(concurrent.futures.Future[U]):
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Return the exception, or None for a result, once either is there."""
         self.check_wait(timeout)
-        error = super().exception(self._waited(timeout))
-        return error if self._shared is None else self._shared.restored()
+        if self.loop is not None and not self.done():
+            if current_loop() is self.loop:
+                raise RuntimeError(
+                    "the event loop that would wait for this future here is the one that answers "
+                    "it; await it"
+                )
+            deadline = math.inf if timeout is None else time.perf_counter() + timeout
+            while not self.done() and (left := deadline - time.perf_counter()) > 0:
+                self.look_at_loop()
+                concurrent.futures.wait([self], min(left, POLL_INTERVAL))
+            timeout = 0
+        error = super().exception(timeout)
+        return error.restored() if type(error) is SharedError else error
 
     def __await__(self) -> Generator[Any, None, U]:
         return self._outcome().__await__()
@@ -181,7 +183,7 @@ class Future(concurrent.futures.Future[U]):
         try:
             if not self.done():
                 waker = self.new_waker(loop)
-                interval = None if self._loop in (None, loop) else POLL_INTERVAL
+                interval = None if self.loop in (None, loop) else POLL_INTERVAL
                 while not await wait(waker, interval):
                     self.look_at_loop()
         except BaseException:  # the awaiting task has given up
@@ -198,25 +200,10 @@ class Future(concurrent.futures.Future[U]):
         if timeout is None and call is not None and not self.done():
             call[1].check_wait()
 
-    def _waited(self, timeout: float | None) -> float | None:
-        """Wait for the loop that answers, while it exists. Return the time left of `timeout`."""
-        if self._loop is None or self.done():
-            return timeout
-        if current_loop() is self._loop:
-            raise RuntimeError(
-                "the event loop that would wait for this future here is the one that answers it; "
-                "await it"
-            )
-        deadline = math.inf if timeout is None else time.perf_counter() + timeout
-        while not self.done() and (left := deadline - time.perf_counter()) > 0:
-            self.look_at_loop()
-            concurrent.futures.wait([self], min(left, POLL_INTERVAL))
-        return 0
-
     def look_at_loop(self) -> None:
         """End the call if its loop was closed."""
         call = self._call
-        if call is not None and is_gone(self._loop):
+        if call is not None and is_gone(self.loop):
             call[1].abort("the event loop that was to run this call was closed")
 
 

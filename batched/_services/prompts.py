@@ -7,7 +7,6 @@ from numbers import Integral
 from typing import Any, Final, TypeAlias
 
 from .._function.preparation import Preparation
-from .._function.requests import MISSING
 
 Message: TypeAlias = Mapping[str, Any]
 """Message of a chat: its `role`, and its `content`."""
@@ -61,17 +60,7 @@ class PromptPreparation(Preparation):
     Calls with different settings share a batch: the items carry their settings.
     """
 
+    takes_settings = True
+
     def is_one(self, given: Any, /) -> bool:
         return is_prompt(given)
-
-    def split(
-        self, name: str, item: Any, args: tuple[Any, ...], kwargs: dict[str, Any], /
-    ) -> tuple[Mapping[str, Any], tuple[Any, ...], dict[str, Any]]:
-        """Return the settings of the prompts, and no argument of the batch function.
-
-        Raises:
-            TypeError: there is no prompt, or a further argument by position.
-        """
-        if item is MISSING or args:
-            raise TypeError(f"{name} takes one prompt, or one list, and settings by keyword")
-        return kwargs, (), {}

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from .._collate.collator import UNAWAITED, is_unawaited
+from .._collate.collator import refuse_unawaited
 from .._core.capacity import Capacity
 from .._core.request import Batch
 from .._execution.attempts import ErrorTest, Outcomes, finish_now, passes
@@ -84,8 +84,8 @@ async def run_steps(
             output = func(rows)
             if ends_task is not None:
                 await output
-            elif is_unawaited(output):
-                raise BatchFunctionError(f"{name} returned {UNAWAITED}")
+            else:
+                refuse_unawaited(f"{name} returned", output)
         except BaseException as raised:
             if ends_task is not None and ends_task(raised):
                 raise

@@ -259,14 +259,11 @@ class Rows(Sequence[Row[T, U, V]]):
             return
         live = len(self._rows) + len(taken)
         longest = max([self.longest, *[row.length for row in taken]])
-        while again and len(taken) < most:
-            if not Room(capacity, live, longest, 1).holds(again[0].length):
-                return
-            row = again.popleft()
-            taken.append(row)
-            live, longest = live + 1, max(longest, row.length)
-        if len(taken) < most:
-            taken += source.join(Room(capacity, live, longest, most - len(taken)))
+        room = Room(capacity, live, longest, most - len(taken))
+        while again and room.admits(again[0].length):
+            taken.append(again.popleft())
+        if not again:
+            taken += source.join(room)
 
     def _open_source(self) -> Source:
         if self._source is None:

@@ -33,7 +33,7 @@ class CallSource:
         runtime, request, batch = self._runtime, row.request, row.batch
         failed = isinstance(outcome, BaseException)
         ending = "given up" if request.waker is None else "failed" if failed else "finished"
-        runtime.recorder.row_ended(ending)
+        runtime.recorder.count(ending)
         batch.attempts, batch.fitted = 1, False  # other rows ran with it
         part = [outcome] if request.listed and not failed else outcome
         runtime.finish(batch, (batch.slices, (part,), (1,)))
@@ -51,14 +51,15 @@ class CallSource:
     def stepped(self, live: int) -> None:
         """Count a step of `live` rows, and wake the readers of streams."""
         if live:
-            self._runtime.recorder.stepped(live, self.capacity.batch_size)
+            counts = {"steps": 1, "live_rows": live, "places": self.capacity.batch_size}
+            self._runtime.recorder.add(counts)
         if self.readers:
             readers, self.readers = self.readers, []
             wake_all([waker for pieces in readers for waker in pieces.take_wakers()])
 
     def too_big(self, rows: int) -> None:
         """Note that `rows` rows ran out of memory."""
-        self._runtime.recorder.memory_error()
+        self._runtime.recorder.count("memory_errors")
         message = f"{rows} rows ran out of memory, and run in smaller parts"
         self._runtime.notices.add("memory", message)
 

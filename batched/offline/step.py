@@ -237,7 +237,7 @@ class Step:
             function = replace(parts_of(self.fn).function, options=options)
         else:
             func = _call if inspect.isclass(self.fn) else self.fn
-            function = BatchFunction.of(func, options, coroutines=True)
+            function = BatchFunction.of(func, options)
         # further arguments are given where the function is called
         return replace(function, func=_call).parts(bound=False)
 

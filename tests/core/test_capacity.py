@@ -229,16 +229,15 @@ def test_short_items_keep_large_batches_and_errors_are_rare_if_memory_depends_on
 
 
 def test_calls_join_live_rows_as_far_as_both_fit() -> None:
-    busy = Scheduler(BatchPolicy(batch_size=8, max_batch_tokens=60, max_concurrent_batches=9))
+    busy, whole = Scheduler(BatchPolicy(batch_size=1, max_concurrent_batches=9)), Capacity(8, 60)
     rows = [Request([0], 1, "rows", lengths=[length]) for length in (10, 10, 10, 30)]
     other = Request([0], 1, "other", lengths=[10])
     for request in (*rows, other):
         busy.submit(request, 0.0)
-    joined = busy.join("rows", Room(busy.capacity, 3, 10, 2), 0.0)
+    joined = busy.join("rows", Room(whole, 3, 10, 2), 0.0)
     slices = [piece for batch in joined for piece in batch.slices]
     assert [request for request, _, _ in slices] == rows[:2], "two at once are allowed"
-    assert busy.join("rows", Room(busy.capacity, 6, 10, 9), 0.0) == [], "no row more fits"
-    assert busy.join("other", Room(busy.capacity, 1, 10, 9), 0.0) == [], "it is not its turn"
-    assert busy.capacity.batch_size == 8
+    assert busy.join("rows", Room(whole, 6, 10, 9), 0.0) == [], "no row more fits"
+    assert busy.join("other", Room(whole, 1, 10, 9), 0.0) == [], "it is not its turn"
     busy.cancel(rows[2])
-    assert busy.join("rows", Room(busy.capacity, 1, 10, 9), 0.0)
+    assert busy.join("rows", Room(whole, 1, 10, 9), 0.0)

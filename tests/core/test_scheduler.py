@@ -6,6 +6,7 @@ import math
 import sys
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -340,8 +341,9 @@ def test_the_work_for_a_batch_does_not_grow_with_the_waiting_groups(
     def count(groups: int) -> int:
         queue = scheduler(8, flush=flush, timeout_ms=1e6, queue_timeout_ms=1e6)
         if flush == "auto":
-            queue._rule.linger, queue._rule.holds = 10.0, True
-            queue._rule.note_outstanding(10**6)
+            rule: Any = queue._rule
+            rule.linger, rule.holds = 10.0, True
+            rule.note_outstanding(10**6)
         requests = [Request([0], 1, number, lengths=lengths) for number in range(groups)]
         submitted(queue, *requests)
         queue.take(0.0)

@@ -16,10 +16,7 @@ from stage import BOUND, Gate
 class Ended(dict[int, Any]):
     """Outcomes by place; each place ends once."""
 
-    parts: int = 0
-
     def __call__(self, places: list[int], outcomes: list[Any]) -> None:
-        self.parts += 1
         for place, outcome in zip(places, outcomes, strict=True):
             assert place not in self
             self[place] = outcome
@@ -31,19 +28,19 @@ def compute(items: list[str]) -> list[Any]:
     return [ValueError(item) if item == "bad" else [item] for item in items]
 
 
+@pytest.mark.parametrize("batch_size", [2, 64])
 @pytest.mark.parametrize(
     "settings", [{}, {"length": len}, {"dedupe": True}, {"max_concurrent_batches": 3}], ids=str
 )
 def test_each_item_ends_once_at_its_place_whatever_becomes_of_the_others(
-    settings: dict[str, Any],
+    settings: dict[str, Any], batch_size: int
 ) -> None:
-    fn = batched.dynamically(batch_size=2, isolate_errors=True, **settings)(compute)
+    fn = batched.dynamically(batch_size=batch_size, isolate_errors=True, **settings)(compute)
     items = ["a", "bad", "cc", "down", "eee", "a", "bad", "ff"]
     ended = Ended()
     with fn:
         assert fn._batcher.outcomes(items, ended).result(BOUND) is None
     assert sorted(ended) == list(range(8))
-    assert ended.parts > 1
     for place, item in enumerate(items):
         expected = {"bad": "ValueError('bad')", "down": "OSError('down')"}.get(item, f"['{item}']")
         assert repr(ended[place]) == expected

@@ -96,9 +96,9 @@ class Broken:
         """Leave one caller asleep."""
         answer: Callable[..., None] = Runtime._answer
 
-        def dropping(runtime: Runtime, batch: Any, wakers: list[Any], settled: Any) -> None:
+        def dropping(runtime: Runtime, batch: Any, wakers: dict[Any, Any], settled: Any) -> None:
             if wakers and not self.dropped:
-                self.dropped.append(wakers.pop())
+                self.dropped.append(wakers.popitem()[1])
             answer(runtime, batch, wakers, settled)
 
         self.monkeypatch.setattr(Runtime, "_answer", dropping)

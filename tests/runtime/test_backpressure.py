@@ -183,7 +183,7 @@ def test_where_no_clock_can_be_started_the_caller_is_told_and_nothing_was_accept
 ) -> None:
     fn: Any = batched.dynamically(queue_timeout_ms=1e6)(lambda items: items)
     with monkeypatch.context() as patch:
-        patch.setattr(timer, "_thread", None)
+        patch.setattr(timer, "_entries", None)
         patch.setattr(threading.Thread, "start", refuse_thread)
         with pytest.raises(RuntimeError, match="can't start new thread"):
             fn(1)

@@ -42,12 +42,6 @@ def test_a_cancellation_in_the_function_is_a_failure() -> None:
         wrapped = exception_for_caller("fn", error)
         assert isinstance(wrapped, batched.BatchFunctionError)
         assert type(wrapped.__cause__) is type(error)
-    caused = RuntimeError("coroutine raised StopIteration")
-    caused.__cause__ = StopIteration(3)
-    assert type(exception_for_caller("fn", caused).__cause__) is StopIteration
-    with pytest.raises(RuntimeError) as caught:
-        raise RuntimeError("fine") from KeyError()
-    assert type(exception_for_caller("fn", caught.value)) is RuntimeError
 
 
 def test_a_done_callback_may_raise_anything(caplog: pytest.LogCaptureFixture) -> None:

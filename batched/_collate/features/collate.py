@@ -5,7 +5,6 @@ Each caller gets its own rows of the output, without padding.
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Collection, Sequence
 from contextlib import suppress
@@ -19,11 +18,8 @@ from ..collator import Call, Collator, GroupsNeeded
 from .devices import Devices, stream_wait
 from .outputs import dotted_path, tree_flatten, tree_unflatten
 from .settings import FeatureSettings
-from .spec import GroupKey, Widths
-from .unpad import Cuts, Unpadding
-
-logger = logging.getLogger("batched")
-
+from .spec import Widths
+from .unpad import Cuts, Unpadding, logger
 
 Plan = tuple[int, Widths, Collection[Widths]]
 """Context of one call of the function: rows, widths to which the features were padded, and widths
@@ -39,7 +35,7 @@ class FeatureCollator(Collator):
         self._warned = warned  # warnings that have been logged
         self._left = settings.padding_side == "left"
         self._settings = settings
-        self._unpadding = Unpadding(name, settings, warned)
+        self._unpadding = Unpadding(name, settings.unpad, warned)
         self.devices = Devices(settings.device, settings.output_device)
 
     def collate(self, slices: list[Slice], batch: Batch) -> Call:
@@ -48,14 +44,15 @@ class FeatureCollator(Collator):
         The array has the rows of all slices, in their order. Each feature has a width of its own.
         The context is a `Plan`.
         """
-        group: GroupKey = slices[0][0].group_key  # type: ignore[assignment]  # of all these requests
+        group: Any = slices[0][0].group_key  # a `GroupKey`, of all these requests
         callers = {request.items.widths for request, _, _ in slices}
         padded = tuple(map(max, zip(*callers, strict=True)))
-        if self._settings.pad_to_multiple_of > 1:
+        step = self._settings.pad_to_multiple_of
+        if step > 1:
             least = map(min, zip(*callers, strict=True))
             padded = tuple(
                 [
-                    self._settings.round_up(width) if spec.is_rounded or own < width else width
+                    -(-width // step) * step if spec.is_rounded or own < width else width
                     for spec, own, width in zip(group.spec.specs, least, padded, strict=True)
                 ]
             )
@@ -81,7 +78,7 @@ class FeatureCollator(Collator):
                 raise BatchSizeMismatch.between(
                     self._name, rows, array.shape[0], where=dotted_path(path)
                 )
-        group: GroupKey = slices[0][0].group_key  # type: ignore[assignment]  # as above
+        group: Any = slices[0][0].group_key
         cuts = self._unpadding.find_cuts(group, arrays, padded, callers)
         if cuts is None:
             raise self._split_off(slices)
@@ -113,27 +110,32 @@ class FeatureCollator(Collator):
     def _split_off(self, slices: list[Slice]) -> GroupsNeeded:
         """Return the request to run the shortest rows apart, without padding, and then the rest."""
         least = min([request.items.widths for request, _, _ in slices], key=sum)
-        apart = [each for each in slices if each[0].items.widths == least]
-        rest = [each for each in slices if each[0].items.widths != least]
+        groups: list[list[Slice]] = [[], []]
+        for each in slices:
+            groups[each[0].items.widths != least].append(each)
         alone = partial(self._build_call, padded=least, callers=())
-        return GroupsNeeded([(apart, alone), (rest, self.collate)])
+        return GroupsNeeded([(groups[0], alone), (groups[1], self.collate)])
 
     def _build_call(
         self, slices: list[Slice], batch: Batch, padded: Widths, callers: Collection[Widths]
     ) -> Call:
-        first: Request = slices[0][0]
-        group: GroupKey = first.group_key  # type: ignore[assignment]  # as above
+        group: Any = slices[0][0].group_key  # a `GroupKey`
         spec, width = group.spec, sum(padded)
-        rows = short = padding = 0
+        rows = short = 0
+        parts: list[dict[str, Array]] = []  # features of each slice
         for request, start, stop in slices:
             features = request.items
+            part = features.arrays
+            if stop - start < request.size:
+                part = {name: array[start:stop] for name, array in part.items()}
+            parts.append(part)
             rows += stop - start
             short += (width - sum(features.widths)) * (stop - start)
-            padding += features.padding * (stop - start) // features.rows
+            batch.padding += features.padding * (stop - start) // features.rows
             if features.ready_events:
                 stream_wait(features.ready_events)
         batch.cells += width * rows
-        batch.padding += short + padding
+        batch.padding += short
         if short and spec.unmasked and "mask" not in self._warned:
             self._warned.add("mask")
             logger.warning(
@@ -143,18 +145,11 @@ class FeatureCollator(Collator):
                 self._name,
                 " and ".join(spec.unmasked),
             )
-        whole = len(slices) == 1 and rows == first.size and padded == first.items.widths
-        given: dict[str, Array] = {}
-        for number, each in enumerate(spec.specs):
-            if whole:
-                array = first.items.arrays[number]
-            else:
-                blocks = []
-                for request, start, stop in slices:
-                    block = request.items.arrays[number]
-                    blocks.append(block if stop - start == request.size else block[start:stop])
-                array = each.join(blocks, rows, padded[number], left=self._left)
-            given[each.name] = array
+        given = dict(parts[0])  # the function may change it
+        if len(slices) > 1 or short:
+            for each, size in zip(spec.specs, padded, strict=True):
+                blocks = [part[each.name] for part in parts]
+                given[each.name] = each.join(blocks, rows, size, left=self._left)
         given = self.devices.to_function(given)
         args, kwargs = group.arguments.unpack()
         plan = rows, padded, callers

@@ -7,33 +7,35 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from ..arrays import Array
 
 
+@dataclass
 class Devices:
     """Devices on which a batch function gets its features and its callers their results."""
 
-    def __init__(self, device: Any, output_device: Any) -> None:
-        """Take devices of torch; None: features, or results, stay on their device."""
-        self._device = device
-        self._output_device = output_device
+    device: Any
+    """Device of torch; None: features stay on their device."""
+    output_device: Any
+    """The same for results."""
 
     def resolve(self) -> None:
-        """Give "cuda" the index of the current device of this thread, the first caller's.
+        """Give "cuda" the index of the current device of this thread, that of the first caller.
 
         The current device of a worker would be GPU 0.
         """
-        self._device = _with_index(self._device)
-        self._output_device = _with_index(self._output_device)
+        self.device = _with_index(self.device)
+        self.output_device = _with_index(self.output_device)
 
     def to_function(self, features: dict[str, Array]) -> dict[str, Array]:
         """Return features on the device of the function.
 
         An array of numpy becomes a tensor if a tensor can hold its elements.
         """
-        if self._device is None:
+        if self.device is None:
             return features
         return {name: self._send(array) for name, array in features.items()}
 
@@ -44,10 +46,10 @@ class Devices:
                 array = torch.from_numpy(array.astype(array.dtype.newbyteorder("="), "C"))
             except TypeError:  # strings, objects
                 return array
-        if self._device.type == "cuda" and array.device.type == "cpu":
+        if self.device.type == "cuda" and array.device.type == "cpu":
             # the allocator of torch uses pinned memory again once its transfer has ended
-            return array.pin_memory().to(self._device, non_blocking=True)
-        return array.to(self._device)
+            return array.pin_memory().to(self.device, non_blocking=True)
+        return array.to(self.device)
 
     def to_callers(self, array: Array) -> Array:
         """Return an output on the device of the callers, without the graph of its gradients.
@@ -56,8 +58,8 @@ class Devices:
         """
         if getattr(array, "requires_grad", False):
             array = array.detach()
-        if self._output_device is not None and hasattr(array, "is_cuda"):
-            array = array.to(self._output_device)
+        if self.output_device is not None and hasattr(array, "is_cuda"):
+            array = array.to(self.output_device)
         return array
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from ...errors import BatchFunctionError
 from ..arrays import Array, is_array, is_dense
-from ..collator import UNAWAITED, is_unawaited
+from ..collator import refuse_unawaited
 
 Path = tuple[Any, ...]
 """Keys, positions and names of dataclass fields that lead from an output to one of its leaves."""
@@ -38,23 +38,18 @@ def tree_flatten(output: Any) -> list[tuple[Path, Array]]:
 def tree_unflatten(output: Any, arrays: Iterator[Array]) -> Any:
     """Return a tree like `output` with the next of `arrays` in the place of each of its leaves."""
     kind: Any = type(output)
-    if output is None:
-        return None
     if is_array(output):
         return next(arrays)
-    parts = {key: tree_unflatten(value, arrays) for key, value in _list_children(output) or ()}
+    parts = {key: tree_unflatten(value, arrays) for key, value in _list_children(output)}
     if isinstance(output, (list, tuple)):
-        sequence = list(parts.values())
-        return kind._make(sequence) if hasattr(kind, "_make") else kind(sequence)
-    if kind is dict or (isinstance(output, Mapping) and not isinstance(output, dict)):
+        return getattr(kind, "_make", kind)(parts.values())
+    if isinstance(output, Mapping) and not isinstance(output, dict):
         return parts
     # a constructor may take other arguments than there are entries or fields
     twin = kind.__new__(kind)
+    put = kind.__setitem__ if isinstance(output, dict) else object.__setattr__
     for name, part in parts.items():
-        if isinstance(output, dict):
-            twin[name] = part
-        else:
-            object.__setattr__(twin, name, part)
+        put(twin, name, part)
     return twin
 
 
@@ -72,8 +67,6 @@ def describe(path: Path) -> str:
 
 
 def _add_leaves(found: list[tuple[Path, Array]], output: Any, path: Path) -> None:
-    if output is None:
-        return
     if is_array(output):
         if not is_dense(output) or not output.ndim:
             kind = "a single value" if is_dense(output) else "a sparse or nested tensor"
@@ -82,25 +75,28 @@ def _add_leaves(found: list[tuple[Path, Array]], output: Any, path: Path) -> Non
                 "array with one row per item"
             )
         found.append((path, output))
-    elif (children := _list_children(output)) is not None:
-        for key, value in children:
-            _add_leaves(found, value, (*path, key))
     else:
-        if is_unawaited(output):
-            raise BatchFunctionError(f"{describe(path)} is {UNAWAITED}")
-        raise BatchFunctionError(
-            f"{describe(path)} is of type {type(output).__name__}, which cannot be split into rows "
-            "(a list is several outputs, not rows: return an array or tensor, no tolist(); models "
-            "return no cache if told use_cache=False)"
-        )
+        for key, value in _list_children(output, path):
+            _add_leaves(found, value, (*path, key))
 
 
-def _list_children(node: Any) -> Iterable[tuple[Any, Any]] | None:
-    """Return the keys and values of a container, or None for any other object."""
+def _list_children(node: Any, path: Path = ()) -> Iterable[tuple[Any, Any]]:
+    """Return the keys and values of a container, of which None is an empty one.
+
+    Raises:
+        BatchFunctionError: `node` is any other object.
+    """
     if isinstance(node, Mapping):
         return node.items()
     if isinstance(node, (list, tuple)):
         return enumerate(node)
     if dataclasses.is_dataclass(node) and not isinstance(node, type):
         return [(field.name, getattr(node, field.name)) for field in dataclasses.fields(node)]
-    return None
+    if node is None:
+        return ()
+    refuse_unawaited(f"{describe(path)} is", node)
+    raise BatchFunctionError(
+        f"{describe(path)} is of type {type(node).__name__}, which cannot be split into rows "
+        "(a list is several outputs, not rows: return an array or tensor, no tolist(); models "
+        "return no cache if told use_cache=False)"
+    )

@@ -76,10 +76,6 @@ class FeatureSettings:
                 except (RuntimeError, TypeError) as error:
                     raise ValueError(f"{name}={device!r}: {error}") from None
 
-    def round_up(self, width: int) -> int:
-        """Return `width` rounded up to a multiple of `pad_to_multiple_of`."""
-        return -(-width // self.pad_to_multiple_of) * self.pad_to_multiple_of
-
     def _check_unpad(self) -> None:
         unpad: Any = self.unpad
         if not isinstance(unpad, Mapping) or not all(

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import copy
 import math
-import re
 import sys
-from collections.abc import Hashable
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Final, TypeVar
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from typing import Any, Final
 
 from ..arguments import Arguments
 from ..arrays import Array
@@ -33,133 +34,111 @@ WHOLE: Final = "biu"
 TEXT: Final = "US"
 """Kinds of dtypes of texts."""
 
-_MASK: Final = re.compile("mask|length", re.IGNORECASE)
-"""Names of features of any dtype that mark padding."""
+MASKS: Final = "mask", "length"
+"""Parts of names of features that mark padding, of any dtype."""
 
 CACHE_LIMIT: Final = 256
 """Most entries of a cache. Images of many sizes have as many specs."""
 
 
-Value = TypeVar("Value")
-
-
+@dataclass(unsafe_hash=True)
 class FeatureSpec:
-    """Name, dtype, device and shape of the rows of a feature. Specs are equal if all of these are.
+    """Name, dtype, device and shape of the rows of a feature.
 
     The length of rows that are padded, axis 1 of the arrays, is no part of the spec. Nor is the
-    length of texts. This class is the spec of arrays of numpy.
+    length of texts.
+
+    Raises:
+        RuntimeError: torch cannot make a tensor of the dtype.
+        TypeError: the same.
+        ValueError: no element of the arrays can be `pad`.
     """
 
-    library = "numpy"  # module that joins blocks
+    name: str
+    dtype: Any  # of torch only if numpy lacks it, or for another device than the CPU
+    device: Any
+    rank: int
+    trailing: tuple[int, ...]
+    """Shape of rows after their length."""
+    pad: Any = field(compare=False)
+    """Value that fills shorter rows; None: 0."""
+    follows: int | str = ""
+    """Length of rows that are not padded, or a feature that is as long in every call."""
 
-    def __init__(self, name: str, array: Array, pad: Any) -> None:
-        """Make the spec of `array` [rows, length, ...], with shorter rows filled with `pad`, or 0.
-
-        Raises:
-            ValueError: no element of the array can be `pad`.
-        """
-        self.name = name
-        self.dtype = array.dtype
-        self.device = array.device if self.library == "torch" else None
-        self.kind = _find_kind(
-            array.dtype
-        )  # of the dtype, in the letters of numpy: b, i, u, f, c and more
-        self.is_sequence = array.ndim > 1  # rows have a length
+    def __post_init__(self) -> None:
+        is_tensor = hasattr(self.dtype, "is_complex")
+        if is_tensor and self.device.type == "cpu":
+            with suppress(TypeError):
+                empty = sys.modules["torch"].empty(0, dtype=self.dtype, device="cpu")
+                self.dtype = empty.numpy().dtype
+        self._in_torch = hasattr(self.dtype, "is_complex")  # torch joins tensors
+        self._in_views = is_tensor and not self._in_torch  # numpy joins them
+        self.kind = getattr(self.dtype, "kind", "")  # in the letters of numpy
+        if self._in_torch:
+            whole = "b" if self.dtype is sys.modules["torch"].bool else "i"
+            number = "c" if self.dtype.is_complex else whole
+            self.kind = "f" if self.dtype.is_floating_point else number
+        if self.kind in TEXT:  # texts of different size share a batch
+            self.dtype = self.dtype.str[:2]
+        self.is_sequence = self.rank > 1  # rows have a length
         # a row is a sequence of integers or bools: [rows, length]
-        self.is_token = array.ndim == 2 and self.kind in WHOLE
+        self.is_token = self.rank == 2 and self.kind in WHOLE
         # the feature shows the function which tokens are padding
-        self.is_mask = bool(_MASK.search(name)) or (self.is_sequence and self.kind == "b")
-        # rows are padded only with a feature of the same lengths: see `with_length`
-        self.is_fixed = self.is_sequence and not self.is_token and pad is None
+        is_named = any(part in self.name.lower() for part in MASKS)
+        self.is_mask = is_named or (self.is_sequence and self.kind == "b")
+        # rows are padded only with a feature of the same lengths: see `CallSpec.fix_lengths`
+        self.is_fixed = self.is_sequence and not self.is_token and self.pad is None
         # the length of rows is rounded up to a multiple even if nothing is padded
         self.is_rounded = self.is_token
-        self.trailing = tuple(array.shape[2:])  # shape of rows after their length
-        # texts of different size share a batch
-        dtype = self.dtype.str[:2] if self.kind in TEXT else self.dtype
-        self._key: tuple[Any, ...] = type(self), name, dtype, self.device, array.ndim, self.trailing
-        self.pad = self._fit_pad(pad)  # element of the views
+        self._element = self._fit_pad()
 
-    def with_length(self, width: int, other: FeatureSpec | None) -> FeatureSpec:
-        """Return the spec of rows of this length or, in every call, as long as another feature."""
-        found = copy.copy(self)
-        found.is_rounded = bool(other and other.is_rounded)
-        found._key = (*self._key, other.name if other else width, found.is_rounded)
-        return found
-
-    def join(self, blocks: list[Array], rows: int, width: int, *, left: bool) -> Array:
+    def join(self, blocks: Sequence[Array], rows: int, width: int, *, left: bool) -> Array:
         """Return blocks of rows [rows of the block, length, ...] as one array [rows, width, ...].
 
         Rows shorter than `width` are padded, on the `left` or on the right.
         """
         shape = (rows, width, *self.trailing) if self.is_sequence else (rows,)
-        out = self._allocate(shape, blocks)
-        if not self.is_sequence or {block.shape[1] for block in blocks} == {width}:
-            sys.modules[self.library].concatenate(blocks, out=out)
-            return out
-        out[...] = self.pad
-        start = 0
-        for block in blocks:
-            size, own = block.shape[:2]
-            low = width - own if left else 0
-            out[start : start + size, low : low + own] = block
-            start += size
-        return out
-
-    def _convert_pad(self, pad: Any) -> Any:
-        numpy = sys.modules["numpy"]
-        if pad is None:
-            return numpy.zeros((), self.dtype)[()]  # of texts, the empty text
-        return numpy.asarray(pad, self.dtype)[()]
-
-    def _allocate(self, shape: tuple[int, ...], blocks: list[Array]) -> Array:
-        """Return an array, without values so far, with room for the elements of `blocks`."""
         dtype = self.dtype
+        if self._in_views:
+            blocks = [block.numpy() for block in blocks]
         if self.kind in TEXT:
             dtype = max([block.dtype for block in blocks], key=lambda each: each.itemsize)
-        return sys.modules["numpy"].empty(shape, dtype)
+        if self._in_torch:
+            library = sys.modules["torch"]
+            out = library.empty(shape, dtype=dtype, device=self.device)
+        else:
+            library = sys.modules["numpy"]
+            out = library.empty(shape, dtype)
+        if not self.is_sequence or {block.shape[1] for block in blocks} == {width}:
+            library.concatenate(blocks, out=out)
+        else:
+            out[...] = self._element
+            start = 0
+            for block in blocks:
+                size, own = block.shape[:2]
+                low = width - own if left else 0
+                out[start : start + size, low : low + own] = block
+                start += size
+        return sys.modules["torch"].from_numpy(out) if self._in_views else out
 
-    def _fit_pad(self, pad: Any) -> Any:
-        """Return `pad`, or 0, as an element of the views."""
-        if pad is None:
-            return self._convert_pad(None)
-        element, fits = None, False
+    def _fit_pad(self) -> Any:
+        """Return `pad`, or 0, as an element of the arrays that are joined."""
+        numpy, pad = sys.modules["numpy"], self.pad
         with (
             suppress(TypeError, ValueError, OverflowError, RuntimeError),
-            sys.modules["numpy"].errstate(over="ignore"),
+            numpy.errstate(over="ignore"),
         ):
-            element = self._convert_pad(pad)
-            too_large = self.kind == "f" and math.isinf(element) and not math.isinf(pad)
-            fits = not too_large and (self.kind not in WHOLE or element == pad)
-        if not fits:
-            raise ValueError(f"it cannot be padded with {pad!r}")
-        return element
-
-    def __hash__(self) -> int:
-        return hash(self._key)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, FeatureSpec) and self._key == other._key
-
-
-class CpuTensorSpec(FeatureSpec):
-    """Spec of tensors on the CPU, made from a view as an array of numpy."""
-
-    def join(self, blocks: list[Array], rows: int, width: int, *, left: bool) -> Array:
-        """Return tensors as one tensor."""
-        views = [block.numpy() for block in blocks]
-        return sys.modules["torch"].from_numpy(super().join(views, rows, width, left=left))
-
-
-class TensorSpec(FeatureSpec):
-    """Spec of tensors on other devices, or of a dtype that numpy lacks."""
-
-    library = "torch"
-
-    def _convert_pad(self, pad: Any) -> Any:
-        return sys.modules["torch"].tensor(pad or 0, dtype=self.dtype, device="cpu").item()
-
-    def _allocate(self, shape: tuple[int, ...], blocks: list[Array]) -> Array:  # noqa: ARG002  of the base
-        return sys.modules["torch"].empty(shape, dtype=self.dtype, device=self.device)
+            if self._in_torch:
+                tensor = sys.modules["torch"].tensor
+                element = tensor(pad or 0, dtype=self.dtype, device="cpu").item()
+            elif pad is None:
+                return numpy.zeros((), self.dtype)[()]  # of texts, the empty text
+            else:
+                element = numpy.asarray(pad, self.dtype)[()]
+            overflows = self.kind == "f" and math.isinf(element) and not math.isinf(pad or 0)
+            if not overflows and (self.kind not in WHOLE or element == (pad or 0)):
+                return element
+        raise ValueError(f"it cannot be padded with {pad!r}")
 
 
 class CallSpec:
@@ -169,60 +148,43 @@ class CallSpec:
         self.specs = specs
         self.names = tuple([spec.name for spec in specs])
         # features of tokens, if no mask shows which of them are padding
-        self.unmasked = [spec.name for spec in specs if spec.is_token]
-        if any(spec.is_mask for spec in specs):
-            self.unmasked = []
+        masked = any(spec.is_mask for spec in specs)
+        self.unmasked = [spec.name for spec in specs if spec.is_token and not masked]
         self.is_fixed = any(spec.is_fixed for spec in specs)
         # numbers of the features with the length of a call
         self.measured = [at for at, spec in enumerate(specs) if spec.is_token] or range(len(specs))
-        # if rows of a feature are never padded: the specs for rows of these lengths
-        self.by_widths: dict[Widths, CallSpec] = {}
-        self._groups: dict[Arguments, GroupKey] = {}
-
-    def group(self, arguments: Arguments) -> GroupKey:
-        """Return the key of the calls with equal specs and extra arguments."""
-        return self._groups.get(arguments) or cache(
-            self._groups, arguments, GroupKey(self, arguments)
-        )
+        # the key of the calls with equal specs and these extra arguments
+        self.group = lru_cache(CACHE_LIMIT)(partial(GroupKey, self))
 
     def fix_lengths(self, widths: Widths) -> tuple[FeatureSpec, ...]:
         """Return the specs of calls with rows of these lengths.
 
         If a feature is never padded, the length of its rows becomes part of its spec.
         """
-        padded: dict[int, FeatureSpec] = {}  # by length
+        pairs = list(zip(self.specs, widths, strict=True))
+        # by length, the first feature
+        padded = {
+            size: spec for spec, size in pairs[::-1] if spec.is_sequence and not spec.is_fixed
+        }
         specs: list[FeatureSpec] = []
-        for spec, width in zip(self.specs, widths, strict=True):
-            if spec.is_sequence and not spec.is_fixed:
-                padded.setdefault(width, spec)
-        for spec, width in zip(self.specs, widths, strict=True):
+        for spec, width in pairs:
             if spec.is_fixed:
-                image = len(spec.trailing) >= IMAGE_AXES
-                spec = spec.with_length(width, None if image else padded.get(width))
+                spec = copy.copy(spec)
+                other = None if len(spec.trailing) >= IMAGE_AXES else padded.get(width)
+                spec.is_rounded = bool(other and other.is_rounded)
+                spec.follows = other.name if other else width
             specs.append(spec)
         return tuple(specs)
 
 
+@dataclass(eq=False)
 class GroupKey:
     """Key of the calls that may share a batch, one object for all of them: see `CallSpec.group`."""
 
-    def __init__(self, spec: CallSpec, arguments: Arguments) -> None:
-        self.spec = spec
-        self.arguments = arguments
-        # what earlier outputs showed of the axes to cut (`Unpadding`); None before the first one
-        self.evidence: Any = None
+    spec: CallSpec
+    arguments: Arguments
+    evidence: Any = None
+    """What earlier outputs showed of the axes to cut (`Unpadding`); None before the first one."""
 
 
-def _find_kind(dtype: Any) -> Any:
-    if not hasattr(dtype, "is_complex"):
-        return dtype.kind
-    if dtype.is_floating_point or dtype.is_complex:
-        return "f" if dtype.is_floating_point else "c"
-    return "b" if dtype is sys.modules["torch"].bool else "i"
-
-
-def cache(known: dict[Any, Value], key: Hashable, value: Value) -> Value:
-    """Return the value that `known` has for `key`, which is `value` if it has none."""
-    if len(known) >= CACHE_LIMIT:
-        known.clear()
-    return known.setdefault(key, value)
+make_spec = lru_cache(CACHE_LIMIT, typed=True)(FeatureSpec)

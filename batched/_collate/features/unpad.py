@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from itertools import compress, count
-from typing import Any, Final
+from typing import Any
 
 from ...errors import BatchFunctionError
 from .outputs import Path, describe, dotted_path
-from .settings import FeatureSettings
+from .settings import Unpad
 from .spec import GroupKey, Widths
 
 Cuts = list[tuple[int, int]]
@@ -34,18 +35,20 @@ Evidence = Mapping[tuple[Path, int], frozenset[int]]
 An explanation is the number of a feature or, for an axis of one size, `~size`, which is negative.
 """
 
-NOTHING: Final[frozenset[int]] = frozenset()
+NOTHING: frozenset[int] = frozenset()
 
 logger = logging.getLogger("batched")
 
 
+@dataclass
 class Unpadding:
     """Rule by which the outputs of one batch function are cut."""
 
-    def __init__(self, name: str, settings: FeatureSettings, warned: set[str]) -> None:
-        self._name = name  # of the batch function, for messages
-        self._unpad = settings.unpad
-        self._warned = warned  # names of the warnings that were logged
+    name: str
+    """Name of the batch function, for messages."""
+    unpad: Unpad
+    warned: set[str]
+    """Names of the warnings that were logged."""
 
     def is_open(
         self, evidence: Evidence | None, callers: Collection[Widths], padded: Widths
@@ -55,14 +58,14 @@ class Unpadding:
             return True
         columns = list(zip(padded, *callers, strict=True))  # widths of each feature
         for (path, axis), explanations in evidence.items():
-            if not explanations and "unpad" not in self._warned:
-                self._warned.add("unpad")
+            if not explanations and "unpad" not in self.warned:
+                self.warned.add("unpad")
                 logger.warning(
                     "%s: axis %d of %s varies and follows no feature, so calls of different length "
                     "run apart. unpad={...} declares the feature that an axis follows, unpad=False "
                     "keeps all axes whole. If an axis is as long as the batch has rows, callers "
                     "get data of each other",
-                    self._name,
+                    self.name,
                     axis,
                     describe(path),
                 )
@@ -85,9 +88,7 @@ class Unpadding:
         Raises:
             BatchFunctionError: an axis is not as declared.
         """
-        if self._unpad is False:
-            return [[]] * len(arrays)
-        if self._unpad != "auto":
+        if self.unpad != "auto":
             return self._apply_declared(group, arrays, padded)
         known: Evidence | None = group.evidence
         evidence = dict.fromkeys(known or (), NOTHING)
@@ -112,24 +113,24 @@ class Unpadding:
         self, group: GroupKey, arrays: list[tuple[Path, Any]], padded: Widths
     ) -> list[Cuts]:
         """Return the cuts that the setting `unpad` declares."""
-        assert isinstance(self._unpad, Mapping)
+        declared: Any = self.unpad or {}
         widths = dict(zip(group.spec.names, padded, strict=True))
         found: list[dict[int, int]] = [{} for _ in arrays]
-        for place, axes in self._unpad.items():
+        for place, axes in declared.items():
             under = [
                 (array, cuts)
                 for (path, array), cuts in zip(arrays, found, strict=True)
-                if not place or f"{dotted_path(path)}.".startswith(f"{place}.")
+                if f"{dotted_path(path)}.".startswith(place and f"{place}.")
             ]
             for axis, name in axes.items():
-                fits = under and all(
-                    -array.ndim < axis < array.ndim and array.shape[axis] == widths.get(name)
+                sizes = {
+                    array.shape[axis] if -array.ndim < axis < array.ndim else None
                     for array, _ in under
-                )
-                if not fits:
+                }
+                if sizes != {widths.get(name, -1)}:
                     shapes = {dotted_path(path): tuple(array.shape) for path, array in arrays}
                     raise BatchFunctionError(
-                        f"{self._name}: unpad says that axis {axis} of {place!r} follows {name!r}, "
+                        f"{self.name}: unpad says that axis {axis} of {place!r} follows {name!r}, "
                         f"but the output has the shapes {shapes}, and features were padded to "
                         f"{widths}; '' is the path of the whole output"
                     )

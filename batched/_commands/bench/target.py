@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from ... import AsyncBatched, Batched, BatchedError, BatchedMethod
-from ..._function.batched import BatchedCallable, parts_of
+from ..._function.batched import BatchedCallable, parts_of, preparation_of
 from ..._function.function import BatchFunction
-from ..._function.preparation import FunctionPreparation
 from ..._function.settings import Options
 from ..reference import argument_error, describe, import_attribute
 from .advice import sources
@@ -74,11 +73,7 @@ class Target:
     @property
     def prepare(self) -> Callable[[Any], Any]:
         """Function that returns the item of the batch function for the argument of a call."""
-        prepare, owner = self.options.prepare, parts_of(self.batched).owner
-        if prepare is None:
-            return lambda item: item
-        preparation = FunctionPreparation(prepare, 0)
-        return lambda item: preparation.prepare(item, {}, owner)
+        return preparation_of(self.batched) or (lambda item: item)
 
     @property
     def unbatched(self) -> tuple[Callable[[Any], Any], list[Any]]:
@@ -159,7 +154,7 @@ def load_target(reference: str, sample: Path, column: str | None = None) -> Targ
         raise argument_error(f"{reference} works in steps; bench measures functions of lists")
     if not decorated:
         try:
-            function = BatchFunction.of(found, Options(), coroutines=True)
+            function = BatchFunction.of(found, Options())
         except TypeError as error:
             reason = str(error).partition(";")[0]
             raise argument_error(f"cannot batch {reference}: {reason}") from error

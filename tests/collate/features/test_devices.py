@@ -167,7 +167,7 @@ def test_a_device_with_an_index_stays_as_it_is(torch: FakeTorch, device: str | N
     devices = Devices(given, given)
     torch.current.index = 3
     devices.resolve()
-    assert (devices._device, devices._output_device) == (given, given)
+    assert (devices.device, devices.output_device) == (given, given)
 
 
 def test_a_decorated_function_resolves_its_device_at_the_first_call(

@@ -212,7 +212,7 @@ def test_tensors_that_make_no_batch_are_refused(together: Make) -> None:
         ([row.numpy(), row], "must agree"),
         (
             [torch.ones(2), torch.ones(2, device="meta")],
-            "(2,), torch.strided, on cpu and, as row 1, torch.Tensor of torch.float32 (2,)",
+            "(2,), torch.strided, on cpu and torch.Tensor of torch.float32 (2,)",
         ),
         (quantized, "x is of torch.quint8, of which no batch can be made"),
         (torch.empty(2, 2, dtype=torch.float4_e2m1fn_x2), "of which no batch can be made"),
