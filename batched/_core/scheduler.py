@@ -377,7 +377,8 @@ class Scheduler:
             if self._rule.holds and self.ready_at(group) > now:
                 group.held_since = min(group.held_since, self._free_since)
                 return None
-            large, small = next(iter(group.large), None), next(iter(group.small), None)
+            large = next(iter(group.large)) if group.large else None
+            small = next(iter(group.small)) if group.small else None
         else:
             self._sort_groups(now)
             large, small = [order[0][1] if order else None for order in self._ready]

@@ -130,7 +130,7 @@ class Runtime(CallQueue):
                 if batch not in scheduler.running:  # the queue was reset
                     return
                 settled = settle(scheduler, outcomes)
-                take_wakers(settled.ended, wakers)
+                take_wakers(settled[0], wakers)
                 scheduler.finished(batch, time.perf_counter())
                 alone = batch.size == 1 < self.policy.batch_size and scheduler.waiting
                 self._alone = self._alone + 1 if alone else min(self._alone, 0)
@@ -150,10 +150,11 @@ class Runtime(CallQueue):
     def _answer(self, batch: Batch, wakers: Wakers, settled: Settled) -> None:
         """Wake the callers whose requests have ended with `batch`."""
         errors = 0
-        if settled.open_ended:
-            errors = complete(settled.open_ended, self.execution.collator.join, self.name)
+        _, open_ended, parts = settled
+        if open_ended:
+            errors = complete(open_ended, self.execution.collator.join, self.name)
         self.recorder.ended(batch, errors)
-        for request, start, outcomes in settled.parts:
+        for request, start, outcomes in parts:
             request.on_part(start, outcomes)  # type: ignore[misc]  # `settle` has looked
         wake_all(wakers.values())
         if observer.meters:

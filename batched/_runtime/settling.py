@@ -5,7 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 from collections.abc import Callable, Iterable
 from operator import itemgetter
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from .._core.scheduler import Request, Scheduler
 from .._execution.attempts import Outcomes
@@ -19,20 +19,18 @@ Part = tuple[Request, int, list[Any]]
 """Items with outcomes of their own that have ended: see `Request.on_part`."""
 
 
-class Settled(NamedTuple):
-    """What the end of a batch means for its calls."""
+Settled = tuple[list[Request], list[Request], list[Part]]
+"""The requests that end with a batch; those among them that `complete` must see; and parts.
 
-    ended: list[Request]
-    open_ended: list[Request]
-    """Requests among `ended` that `complete` must see. One with several parts has no result yet; a
-    failed one has the error of the function, not a copy for its caller.
-    """
-    parts: list[Part]
+One of the second kind that has several parts has no result yet. A failed one has the error of the
+function, not a copy for its caller.
+"""
 
 
 def settle(scheduler: Scheduler, outcomes: Outcomes) -> Settled:
     """Add outcomes to their requests, under the lock."""
-    settled = ended, open_ended, parts = Settled([], [], [])
+    settled: Settled = [], [], []
+    ended, open_ended, parts = settled
     slices, results, _ = outcomes
     # collators return one result for each slice
     for (request, start, stop), result in zip(slices, results):  # noqa: B905  each batch pays for it
@@ -41,20 +39,21 @@ def settle(scheduler: Scheduler, outcomes: Outcomes) -> Settled:
         whole = stop - start == request.size
         failed = issubclass(type(result), BaseException)  # `__class__` may be user code
         request.answered += stop - start
+        if whole and not failed and request.on_part is None:  # the usual case
+            request.result = result
+            ended.append(request)
+            continue
         if request.on_part is not None:
             parts.append((request, start, [result] * (stop - start) if failed else result))
         elif failed:
             request.error = result
             scheduler.cancel(request)
-        elif whole:
-            request.result = result
         else:
             request.parts = request.parts or []
             request.parts.append((start, result))
         if request.answered == request.size or request.error is not None:
             ended.append(request)
-            if failed or not whole:
-                open_ended.append(request)
+            open_ended.append(request)
     return settled
 
 
