@@ -142,7 +142,7 @@ class CallQueue(ABC):
         policy = self.policy
         if policy.queue_timeout_ms:
             timer.start()
-        queued = must_call_worker = False
+        is_open = queued = must_call_worker = False
         try:
             with self._lock:
                 scheduler = self._scheduler
@@ -174,16 +174,16 @@ class CallQueue(ABC):
             self.abort(INTERRUPTED)
             raise
         if not request.arrived:
-            raise self._refused(request)
+            raise self._refused(request, is_open)
         if observer.share is not None:
             observer.share()
         return queued
 
-    def _refused(self, request: Request) -> Exception:
+    def _refused(self, request: Request, is_open: bool) -> Exception:
         """Count and log a refused call, and return its exception."""
         self.recorder.count("rejected")
         error: BatcherClosed | QueueFull
-        if self._closed:
+        if not is_open:
             error = BatcherClosed(
                 f"{self.name} was shut down; `with {self.name}:`, or `async with`, opens it again"
             )

@@ -187,6 +187,8 @@ def _explains(mark: Any, error: BaseException) -> bool:
             and error.__cause__ is None
             and mark in str(error)
         )
+    if type(error) is RuntimeError and isinstance(mark, StopIteration | StopAsyncIteration):
+        return _is_copy(error.__cause__, mark)  # Python made it, at the end of a coroutine
     if isinstance(mark, MISLEADING) or not isinstance(mark, Exception):
         return type(error) is batched.BatchFunctionError and _is_copy(error.__cause__, mark)
     return _is_copy(error, mark)

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import batched
+from batched._runtime.recorder import Recorder
 from stage import BOUND, python, refuse_thread, wait_until
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
@@ -323,3 +324,20 @@ def test_batches_at_exit_may_call_other_batched_functions() -> None:
         """
     )
     assert done.stdout == "refused\n1\nrefused\nrefused\n2\nrefused\n", done.stdout + done.stderr
+
+
+def test_a_closed_batcher_that_opens_at_once_still_says_that_it_was_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fn = batched.dynamically()(lambda items: items)
+    fn.shutdown()
+    count = Recorder.count
+
+    def open_meanwhile(recorder: Recorder, event: str) -> None:
+        fn.__enter__()
+        count(recorder, event)
+
+    monkeypatch.setattr(Recorder, "count", open_meanwhile)
+    with pytest.raises(batched.BatcherClosed, match="shut down"):
+        fn(1)
+    assert fn(1) == 1
