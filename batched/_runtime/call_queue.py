@@ -148,7 +148,7 @@ class CallQueue(ABC):
                 scheduler = self._scheduler
                 is_open = not self._closed or (
                     self.exiting
-                    and waits.current_worker()
+                    and waits.current_worker() is not None
                     and not isinstance(request.waker, Future)
                 )
                 if is_open and (policy.on_full == "wait" or scheduler.admits(request)):

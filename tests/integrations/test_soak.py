@@ -124,8 +124,8 @@ def test_swapped_results_are_found_wrong(broken: Broken, monkeypatch: pytest.Mon
 
     def swapping(*settling: Any) -> Any:
         found = settled(*settling)
-        if len(found.ended) > 1:
-            one, two, *_ = found.ended
+        if len(found[0]) > 1:
+            one, two, *_ = found[0]
             one.result, two.result = two.result, one.result
         return found
 
@@ -143,7 +143,7 @@ def test_errors_that_the_function_did_not_raise_are_found_wrong(
 
     def failing(*settling: Any) -> Any:
         found = settled(*settling)
-        for request in found.ended:
+        for request in found[0]:
             request.error = ValueError("out of nowhere")
         return found
 
