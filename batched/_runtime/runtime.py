@@ -150,8 +150,7 @@ class Runtime(CallQueue):
     def _answer(self, batch: Batch, wakers: Wakers, settled: Settled) -> None:
         """Wake the callers whose requests have ended with `batch`."""
         _, open_ended, parts = settled
-        join = self.execution.collator.join
-        errors = complete(open_ended, join, self.name) if open_ended else 0
+        errors = complete(open_ended, self.execution.collator.join, self.name) if open_ended else 0
         self.recorder.ended(batch, errors)
         for request, start, outcomes in parts:
             request.on_part(start, outcomes)  # type: ignore[misc]  # `settle` has looked

@@ -31,9 +31,8 @@ def settle(scheduler: Scheduler, outcomes: Outcomes) -> Settled:
     """Add outcomes to their requests, under the lock."""
     settled: Settled = [], [], []
     ended, open_ended, parts = settled
-    slices, results, _ = outcomes
     # collators return one result for each slice
-    for (request, start, stop), result in zip(slices, results):  # noqa: B905  each batch pays for it
+    for (request, start, stop), result in zip(*outcomes[:2]):  # noqa: B905  each batch pays for it
         if request.waker is None or request.error is not None:
             continue  # its caller has gone, or another part of it failed
         whole = stop - start == request.size
