@@ -52,7 +52,7 @@ class Capacity:
         return int(max(1, min(self.batch_size, cells / (longest or 1))))
 
     def may_pad(self, padding: float, cells: int) -> bool:
-        """Return whether items whose lengths add up to `cells` may get so much padding (cells).
+        """Return whether items with lengths of `cells` in sum may get so much padding (cells).
 
         The padding takes at most as long as the fixed part of a batch. While this time is unknown,
         at most half of the batch is padding.
@@ -87,7 +87,7 @@ class Capacity:
 
 
 class Room:
-    """Room that a capacity has left beside live rows, for at most `most` further rows."""
+    """Room that live rows leave in a capacity, for at most `most` further rows."""
 
     def __init__(self, whole: Capacity, live: int, longest: int, most: int) -> None:
         self._whole, self._live, self._longest = whole, live, longest

@@ -221,7 +221,7 @@ class Batcher:
         self.runtime: Any = EventLoops(make, name) if function.coroutine else make()
 
     def close_preparers(self) -> None:
-        """End the threads that prepare calls. A later call starts new ones."""
+        """End the threads that prepare calls. A later call starts new threads."""
         if self.preparers is not None:
             self.preparers.close()
 
@@ -233,7 +233,7 @@ class Batcher:
         kwargs: Keywords | None = None,
         owner: object = None,
     ) -> Future[None]:
-        """Submit a call whose items have outcomes of their own, and return its future.
+        """Submit a call of items that each have their own outcome, and return its future.
 
         `ended` is called for each part of a batch that has ended, in the thread or on the loop that
         ran it: with places in `items`, and a result or an exception for each. The call is one

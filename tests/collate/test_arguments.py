@@ -140,12 +140,6 @@ def test_any_other_object_equals_only_itself_and_none_of_its_code_runs(make: Any
     assert not same(one, other)
 
 
-def test_methods_of_one_object_share_a_batch() -> None:
-    one = Config()
-    assert same(one.method, one.method)
-    assert not same(one.method, one.__repr__)
-
-
 # ---------------------------------------------------------------- binding
 
 
@@ -174,19 +168,8 @@ def test_a_gathered_keyword_may_have_the_name_of_a_positional_parameter() -> Non
     assert binder.bind(("a",), {"prompt": "z"}) != binder.bind(("a",), {"prompt": "y"})
 
 
-def positional_only(texts: list[str], /, prompt: str = "") -> list[str]:
-    return texts
-
-
 def gathered(*args: Any) -> list[Any]:
     return list(args[0])
-
-
-@pytest.mark.parametrize(
-    ("func", "name"), [(embed, "texts"), (positional_only, None), (gathered, None), (dict, None)]
-)
-def test_the_keyword_of_the_items_is_known(func: Callable[..., Any], name: str | None) -> None:
-    assert Binder(func, "func", leading=1).items_name == name
 
 
 @pytest.mark.parametrize("func", [gathered, dict], ids=["gathers", "has no signature"])
@@ -196,17 +179,6 @@ def test_a_function_without_named_parameters_is_bound_by_position(func: Callable
     assert len({binder.bind(args, {}) for args in ((1,), (2,), ())}) == 3
     if func is dict:
         assert len({binder.bind((), {"a": value}) for value in (1, 1, True)}) == 2
-
-
-@pytest.mark.parametrize(
-    ("func", "leading"),
-    [(lambda **texts: texts, 1), (lambda self: self, 2), (lambda *, texts: texts, 1)],
-)
-def test_a_function_without_a_parameter_for_items_is_refused_by_name(
-    func: Callable[..., Any], leading: int
-) -> None:
-    with pytest.raises(TypeError, match=r"^shop\.embed takes no argument for the list of items$"):
-        Binder(func, "shop.embed", leading=leading)
 
 
 @pytest.mark.parametrize(

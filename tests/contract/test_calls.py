@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
-from typing import Any
 
 import pytest
 
@@ -34,18 +33,10 @@ async def test_an_empty_list_is_answered_without_running_anything(stage: Stage) 
     assert stage.fn.stats.total_batches == 0
 
 
-@pytest.mark.parametrize("item", [("a", "tuple"), {"a": "dict"}, None, "text"])
-async def test_only_a_list_is_a_list_call(stage: Stage, item: Any) -> None:
-    stage.decorate()
-    assert await stage.call(item) == ("done", item)
-
-
 async def test_the_caller_may_change_its_list_after_the_call(stage: Stage) -> None:
     stage.decorate(gated=True)
     items = [1, 2, 3]
-    async with stage.callers() as callers:
-        await callers.call("busy")
-        await stage.running(1)
+    async with stage.busy() as callers:
         number = await callers.call(items)
         items.clear()
         stage.let_through(2)
@@ -60,9 +51,7 @@ async def test_a_window_lets_a_lone_call_go_after_its_timeout(stage: Stage) -> N
 
 async def test_calls_with_different_arguments_never_share_a_batch(stage: Stage) -> None:
     stage.decorate(lambda items, tag="none": [(item, tag) for item in items], gated=True)
-    async with stage.callers() as callers:
-        await callers.call("busy")
-        await stage.running(1)
+    async with stage.busy() as callers:
         for i in range(6):
             await callers.call(i, tag="even" if i % 2 == 0 else "odd")
         stage.let_through(3)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-from typing import Any
 
 import anyio
 import pytest
@@ -31,25 +30,11 @@ async def test_the_rest_of_a_cancelled_list_call_is_never_computed(stage: Stage)
     assert stage.batches == [[0, 1], ["next"]]
 
 
-async def test_a_timeout_of_the_caller_cancels_its_call(stage: Stage) -> None:
-    stage.decorate(gated=True)
-    async with stage.callers() as callers:
-        await callers.call("busy")
-        await stage.running(1)
-        with anyio.move_on_after(0.01):
-            await stage.call("late")
-        await stage.queued(0)
-        stage.let_through(1)
-    assert stage.batches == [["busy"]]
-
-
 async def test_cancelling_one_call_of_a_running_batch_leaves_the_rest_untouched(
     stage: Stage,
 ) -> None:
     stage.decorate(gated=True)
-    async with stage.callers() as callers:
-        await callers.call("busy")
-        await stage.running(1)
+    async with stage.busy() as callers:
         async with anyio.create_task_group() as group:
             await callers.call(1)
             group.start_soon(stage.call, 2)
@@ -87,13 +72,3 @@ async def test_a_cancelled_future_is_never_computed(stage: Stage) -> None:
     with pytest.raises(concurrent.futures.CancelledError):
         futures[1].result()
     assert not first.running()
-
-
-async def test_a_submitted_item_that_fails_has_its_exception(stage: Stage) -> None:
-    def compute(items: list[Any]) -> list[Any]:
-        raise KeyError(items[0])
-
-    fn = stage.decorate(compute)
-    future = fn.submit("x")
-    await stage.until(future.done)
-    assert isinstance(future.exception(), KeyError)

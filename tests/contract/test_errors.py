@@ -53,9 +53,7 @@ def raising(error: BaseException) -> Raise:
 
 async def test_an_exception_in_an_items_place_fails_that_item_alone(stage: Stage) -> None:
     stage.decorate(lambda items: [KeyError() if i == "bad" else i for i in items], gated=True)
-    async with stage.callers() as callers:
-        await callers.call("busy")
-        await stage.running(1)
+    async with stage.busy() as callers:
         for item in ("good", "bad", ["also", "good"], ["one", "bad", "among"]):
             await callers.call(item)
         stage.let_through(2)
@@ -93,9 +91,7 @@ async def test_items_without_memory_for_all_run_in_parts_and_fail_alone(stage: S
         return items
 
     stage.decorate(compute, gated=True, on_oom="split")
-    async with stage.callers() as callers:
-        await callers.call("busy")
-        await stage.running(1)
+    async with stage.busy() as callers:
         for item in ("one", "bad", ["two", "three"], "four"):
             await callers.call(item)
         stage.let_through(20)
@@ -251,7 +247,10 @@ def test_an_error_that_cannot_be_copied_is_restored_for_each_caller() -> None:
 
 @pytest.mark.parametrize(
     "error",
-    [SystemExit(3), asyncio.CancelledError(), StopIteration(1), StopAsyncIteration()],
+    [
+        *(SystemExit(3), StopIteration(1), StopAsyncIteration()),
+        *(asyncio.CancelledError(), concurrent.futures.CancelledError()),
+    ],
     ids=lambda error: type(error).__name__,
 )
 async def test_exceptions_that_must_not_reach_a_caller_are_wrapped_and_the_next_call_is_served(

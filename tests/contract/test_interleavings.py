@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 import batched
+from batched._function import batched as functions
 from batched._runtime import call_queue, thread, wakers
 from stage import BOUND
 
@@ -191,29 +192,28 @@ class World:
 Act = Callable[[World], None]
 
 
-def submits(item: str) -> Act:
+def caller(item: str, answer: Callable[[World], str]) -> Act:
     def act(world: World) -> None:
-        world.note(item, lambda: world.submit(item).result())
+        world.note(item, lambda: answer(world))
         world.leave()
 
     return act
+
+
+def submits(item: str) -> Act:
+    return caller(item, lambda world: world.submit(item).result())
 
 
 def calls(item: str) -> Act:
-    def act(world: World) -> None:
-        world.note(item, lambda: world.fn(item))
-        world.leave()
-
-    return act
+    return caller(item, lambda world: str(world.fn(item)))
 
 
 def awaits(item: str) -> Act:
-    def act(world: World) -> None:
+    def answer(world: World) -> str:
         with asyncio.Runner(loop_factory=Loop) as runner:
-            world.note(item, lambda: runner.run(world.fn.acall(item)))
-        world.leave()
+            return str(runner.run(world.fn.acall(item)))
 
-    return act
+    return caller(item, answer)
 
 
 Promise = Callable[[World], bool]
@@ -263,7 +263,7 @@ def at_random(
 def scheduled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Put the threads and locks of the library under the control of `frontrun`."""
     monkeypatch.setenv("FRONTRUN_ACTIVE", "1")
-    for module in (thread, wakers):
+    for module in (thread, wakers, functions):
         names = types.SimpleNamespace(
             Lock=Latch,
             Condition=lambda: threading.Condition(),
@@ -291,12 +291,21 @@ def explore(request: pytest.FixtureRequest) -> Explore:
     return lambda *args, **options: systematically(*args, **options).assert_holds()
 
 
-def test_a_submit_beside_a_submit(explore: Explore) -> None:
-    explore(
-        lambda: World(2),
-        [submits("a"), submits("b")],
-        lambda world: world.is_whole("a", "b") and world.answered("a", "b"),
-    )
+def both_answered(world: World) -> bool:
+    return world.is_whole("a", "b") and world.answered("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("acts", "settings"),
+    [
+        ([submits("a"), submits("b")], {}),
+        ([calls("a"), submits("b")], {"batch_size": 1, "max_queue_size": 1}),
+        ([awaits("a"), awaits("b")], {}),
+    ],
+    ids=["two threads", "a full queue", "two event loops"],
+)
+def test_a_call_beside_a_call(explore: Explore, acts: list[Act], settings: dict[str, Any]) -> None:
+    explore(lambda: World(2, **settings), acts, both_answered)
 
 
 def test_a_submit_beside_a_cancel(explore: Explore) -> None:
@@ -340,14 +349,6 @@ def test_a_submit_beside_a_shutdown(explore: Explore, cancel: bool) -> None:
     explore(set_up, [submits("a"), shuts_down], promise)
 
 
-def test_a_full_queue(explore: Explore) -> None:
-    explore(
-        lambda: World(2, batch_size=1, max_queue_size=1),
-        [calls("a"), submits("b")],
-        lambda world: world.is_whole("a", "b") and world.answered("a", "b"),
-    )
-
-
 def test_a_time_limit(explore: Explore) -> None:
     def promise(world: World) -> bool:
         late = sum(isinstance(each, batched.QueueTimeout) for each in world.outcomes.values())
@@ -361,24 +362,11 @@ def test_a_time_limit(explore: Explore) -> None:
     )
 
 
-def test_two_event_loops(explore: Explore) -> None:
-    explore(
-        lambda: World(2),
-        [awaits("a"), awaits("b")],
-        lambda world: world.is_whole("a", "b") and world.answered("a", "b"),
-    )
-
-
 def test_without_its_lock_the_library_breaks_the_promise(monkeypatch: pytest.MonkeyPatch) -> None:
     class Unlocked(nullcontext[None]):
         def _is_owned(self) -> bool:
             return False
 
-    monkeypatch.setattr(
-        call_queue.CallQueue, "_renew_lock", lambda self: setattr(self, "_lock", Unlocked())
-    )
-    assert not systematically(
-        lambda: World(2),
-        [submits("a"), submits("b")],
-        lambda world: world.is_whole("a", "b") and world.answered("a", "b"),
-    ).property_holds
+    monkeypatch.setattr(call_queue, "threading", types.SimpleNamespace(RLock=Unlocked))
+    found = systematically(lambda: World(2), [submits("a"), submits("b")], both_answered)
+    assert not found.property_holds

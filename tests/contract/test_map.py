@@ -129,9 +129,7 @@ async def test_a_result_that_is_late_is_a_timeout(stage: Stage) -> None:
     assert stage.fn.stats.queue_size == 0
 
 
-async def test_an_item_that_waits_too_long_expires_in_its_place(
-    stage: Stage,
-) -> None:
+async def test_an_item_that_waits_too_long_expires_in_its_place(stage: Stage) -> None:
     fn = stage.decorate(gated=True, batch_size=1, flush="eager", queue_timeout_ms=20)
     async with stage.callers() as callers:
         while not stage.batches:  # on a slow machine the first call may expire, too

@@ -126,17 +126,6 @@ def test_a_batch_that_fails_no_longer_counts_as_fitted() -> None:
 # ---------------------------------------------------------------- patience
 
 
-def test_a_ceiling_is_raised_by_an_eighth_once_enough_batches_have_reached_it() -> None:
-    capacity = Capacity(64)
-    capacity.too_big(64, 0)
-    fitted(capacity, PATIENCE - 1, 32)
-    assert capacity.max_items(0) == 32
-    fitted(capacity, 1, 32)
-    assert capacity.max_items(0) == 36
-    fitted(capacity, PATIENCE, 36)
-    assert capacity.max_items(0) == 40
-
-
 @pytest.mark.parametrize("longest", [0, 50])
 def test_a_low_ceiling_is_raised_by_one_item(longest: int) -> None:
     capacity = Capacity(64)
@@ -199,17 +188,6 @@ def test_a_batch_that_fails_below_the_raise_is_halved(items: int, most: int) -> 
 
 
 # ---------------------------------------------------------------- mixed lengths
-
-
-@pytest.mark.parametrize("most", [8, 9, 20])
-def test_errors_are_rare_if_memory_depends_on_items_alone(most: int) -> None:
-    capacity, memory, rng = Capacity(64), rows(most), random.Random(0)
-    errors = []
-    for batch in range(20_000):
-        lengths = [rng.randint(5, 120)] * 64
-        if run(capacity, lengths[: capacity.max_items(lengths[0])], memory):
-            errors.append(batch)
-    assert len(errors) <= 2 * 20_000 / PATIENCE
 
 
 @pytest.mark.parametrize("most", [1000, 3000])

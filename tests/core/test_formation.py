@@ -6,10 +6,9 @@ import random
 
 import pytest
 
-from batched._core.capacity import LARGE, MOST_PADDING, PATIENCE
 from batched._core.cost import ENOUGH
 from batched._core.scheduler import Batch, Request, Scheduler
-from scheduling import all_ran, ran, scheduler, submitted, taken
+from scheduling import all_ran, ran, scheduler, submitted
 
 
 def call(*lengths: int, group: str = "g") -> Request:
@@ -52,24 +51,6 @@ def test_padding_takes_no_longer_than_another_batch(
     assert [lengths(batch) for batch in all_ran(busy)] == expected
 
 
-def test_before_the_cost_of_padding_is_known_at_most_half_of_a_batch_is_padding() -> None:
-    busy = scheduler(2000, flush="eager")
-    submitted(busy, call(100_000), *(call(100) for _ in range(1000)))
-    sizes = [(batch.size * batch.longest, sum(lengths(batch))) for batch in all_ran(busy)]
-    assert sum(real for _, real in sizes) == 200_000
-    assert all(cells <= 2 * real for cells, real in sizes)
-    assert len(sizes) == 2, "calls of one length leave together"
-
-
-@pytest.mark.parametrize(("longest", "size"), [(LARGE // 64, 64), (100_000, MOST_PADDING + 1)])
-def test_padding_that_costs_no_time_is_limited_once_it_takes_memory(
-    longest: int, size: int
-) -> None:
-    busy = experienced(cell=0.0, batch_size=64)
-    submitted(busy, call(longest), *(call(1) for _ in range(63)))
-    assert taken(busy).size == size
-
-
 def test_a_backlog_leaves_with_a_fraction_of_the_padding_of_arrival_order() -> None:
     dice, busy = random.Random(1), scheduler(32)
     arrived = [dice.randint(5, 120) for _ in range(1000)]
@@ -108,18 +89,6 @@ def test_a_small_call_begins_in_time_behind_later_calls_of_any_length(length: in
         ran(busy)
         batches += 1
     assert batches <= 3 * 11
-
-
-def test_memory_errors_limit_items_times_length_until_batches_fit_for_long() -> None:
-    busy = experienced(batch_size=4, cell=0.0)
-    submitted(busy, *(call(90) for _ in range(4)))
-    ran(busy, too_big=[(4, 90)])
-    submitted(busy, *map(call, [90, 90, 90, 90, 10, 10, 10, 10]))
-    assert [lengths(batch) for batch in all_ran(busy)] == [[90, 90], [90, 90], [10] * 4]
-    submitted(busy, *(call(90) for _ in range(2 * PATIENCE - 4)))  # two batches of 2 before
-    assert max(batch.size for batch in all_ran(busy)) == 2
-    submitted(busy, *(call(90) for _ in range(6)))
-    assert [batch.size for batch in all_ran(busy)] == [3, 3]
 
 
 def test_what_a_large_call_leaves_free_goes_to_the_next_large_call() -> None:

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Literal
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from batched._core.linger import (
-    NEVER,
-    RECENT,
-    WAIT_WEIGHT,
-    Eager,
-    Hindsight,
-    Window,
-    flush_rule,
-)
+from batched._core.linger import NEVER, RECENT, WAIT_WEIGHT, Eager, Hindsight, Window, flush_rule
 from batched._core.policy import BatchPolicy
 from batched._core.scheduler import Batch, Request, Scheduler
 
@@ -70,17 +61,6 @@ def test_the_gains_follow_the_formula() -> None:
     assert rule.linger == min(wait for wait in rule._waits if wait >= 0.0020)
 
 
-def test_waits_that_were_not_observed_have_no_gain() -> None:
-    """The next decision point came after 0.1 ms, so longer waits were not observed."""
-    rule = Hindsight(timeout=1.0, batch_size=8)
-    rule.finished(1, 0.010, 1, 0)
-    rule.note_outstanding(4)
-    rule.decide(0, 1, 1, 1.0)
-    rule.decide(0, 1, 1, 1.0001)
-    rule.evaluate()
-    assert [gain < 0 for gain in rule._gains] == [wait <= 0.0001 for wait in rule._waits]
-
-
 @pytest.mark.parametrize(
     ("timeout", "seconds", "longest"),
     [
@@ -108,95 +88,6 @@ def test_no_wait_is_longer_than_the_timeout_or_half_of_a_batch_or_the_batch(
             rule.evaluate()
         chosen.append(rule.linger)
     assert max(chosen) == max(wait for wait in rule._waits if wait <= longest)
-
-
-@pytest.mark.parametrize("tick", [0.0, 0.001])
-def test_no_wait_is_shorter_than_workers_can_wait(tick: float) -> None:
-    """A second item came 0.05 ms after the first."""
-    rule = Hindsight(timeout=0.005, batch_size=8, tick=tick)
-    rule.finished(1, 0.010, 1, 0)
-    rule.decide(0, 1, 2, 1.0)
-    rule.arrived(0, 1, 1.00005)
-    rule.decide(0, 1, 2, 1.02)
-    rule.evaluate()
-    assert rule.linger == (tick or 80e-6)
-
-
-@pytest.mark.parametrize(
-    ("workers", "waiting", "held"), [(1, 7, True), (1, 8, False), (2, 3, True), (2, 4, False)]
-)
-def test_each_worker_is_held_for_its_share_of_the_expected_items(
-    workers: int, waiting: int, held: bool
-) -> None:
-    rule = Hindsight(timeout=1.0, batch_size=16, workers=workers)
-    rule.note_outstanding(8)
-    assert rule.is_complete(waiting, waiting) is not held
-    assert rule.is_complete(8, 1), "all items wait or run"
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize(
-    ("expected", "small_takes", "held"),
-    [(5, 0.62, False), (5, 0.63, True), (6, 0.77, False), (6, 0.78, True), (8, 1.0, False)],
-)
-def test_a_full_batch_is_awaited_if_the_gain_exceeds_the_loss_of_the_last_call(
-    workers: int, expected: int, small_takes: float, held: bool
-) -> None:
-    """Four items fit a batch, which takes F = 1 s. The other N - 4 items of a worker take R.
-
-    The rule requires 4 (F + R) / (N F) >= 1.05 * 2 F / (F + R). That is R >= 0.620 s for N = 5,
-    R >= 0.775 s for N = 6, and R >= 1.049 s for N = 8.
-    """
-    rule = Hindsight(timeout=1.0, batch_size=4, workers=workers)
-    outstanding = expected * workers
-    rule.note_outstanding(outstanding)
-    rule.finished(4, 1.0, outstanding, outstanding)
-    rule.finished(expected - 4, small_takes, outstanding, outstanding)
-    rule.decide("g", 1, 1, 3.0)
-    rule.arrived("g", 3, 3.00001)
-    rule.decide("g", 1, 1, 3.0 + (1.0 + small_takes) / 2)  # the worker is never idle
-    rule.evaluate()
-    assert rule.is_complete(1, 1) is not held
-    assert rule.is_complete(outstanding, 3), "all items wait or run"
-
-
-def test_before_the_first_batch_has_ended_no_gain_is_known() -> None:
-    rule = Hindsight(timeout=1.0, batch_size=4)
-    rule.decide("g", 1, 1, 1.0)
-    rule.arrived("g", 1, 1.001)
-    rule.decide("g", 1, 1, 2.0)
-    rule.evaluate()
-    assert not any(rule._gains)
-    assert not rule.holds
-
-
-def test_lone_calls_are_not_evaluated() -> None:
-    scheduler = Scheduler(BatchPolicy())
-    closed_loop(scheduler, 1, 100, fixed=0.005)
-    rule = scheduler._rule
-    assert isinstance(rule, Hindsight)
-    assert not rule._past
-    closed_loop(scheduler, 2, 2, fixed=0.005)
-    assert rule._singly < RECENT, "the first calls that could be merged are"
-
-
-def test_a_call_that_was_answered_early_is_not_expected_twice() -> None:
-    """One of two callers is answered while the batch runs, and calls again."""
-    scheduler = Scheduler(BatchPolicy(batch_size=8))
-    first, second = Request([0], 1, "g"), Request([1], 1, "g")
-    scheduler.submit(first, 0.0)
-    scheduler.submit(second, 0.0)
-    batch = scheduler.take(0.0)
-    assert batch is not None
-    scheduler.answer_early(batch, 1)
-    assert scheduler.in_flight == 1
-    scheduler.submit(Request([2], 1, "g"), 0.1)
-    scheduler.finished(batch, 1.0)
-    assert scheduler.in_flight == 0
-    rule = scheduler._rule
-    assert isinstance(rule, Hindsight)
-    assert max(rule._peaks) == 2
-    assert rule._peaks[-1] == 1, "one call waits"
 
 
 @pytest.mark.parametrize("from_event_loop", [True, False])
@@ -275,14 +166,6 @@ def test_callers_who_come_back_are_merged_within_ten_batches(callers: int) -> No
     assert max(batch.size for batch in eager[10:]) < callers
 
 
-def test_a_function_that_saves_nothing_by_merging_is_never_kept_waiting() -> None:
-    batches = closed_loop(Scheduler(BatchPolicy()), 8, 60, fixed=1e-6, each=0.001, gap=1e-4)
-    for before, after in itertools.pairwise(batches[20:]):
-        assert after.started == max(
-            before.ended, min(request.arrived for request, _, _ in after.slices)
-        )
-
-
 def test_the_last_caller_soon_stops_waiting_for_callers_who_have_gone() -> None:
     scheduler = Scheduler(BatchPolicy())
     closed_loop(scheduler, 24, 30, fixed=0.005)
@@ -327,23 +210,6 @@ def test_a_held_group_does_not_starve_behind_a_full_group() -> None:
         for _ in range(back):
             scheduler.submit(Request([0], 1, "g"), now + 1e-4)
     assert late.dispatched
-
-
-def test_the_linger_of_what_a_batch_leaves_behind_begins_anew() -> None:
-    scheduler = Scheduler(BatchPolicy(batch_size=2))
-    rule = scheduler._rule
-    assert isinstance(rule, Hindsight)
-    rule.linger, rule.holds, rule._full_pays = 1.0, True, True
-    rule.note_outstanding(100)
-    scheduler.submit(Request([0], 1, "g"), 0.0)
-    assert scheduler.take(0.0) is None
-    for _ in range(2):
-        scheduler.submit(Request([0], 1, "g"), 0.5)
-    batch = scheduler.take(0.5)
-    assert batch is not None
-    rule.note_outstanding(100)
-    scheduler.finished(batch, 5.0)
-    assert scheduler.next_deadline() == 6.0
 
 
 # ---------------------------------------------------------------- any history

@@ -4,15 +4,14 @@ benchmark.
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from random import Random
 
 import pytest
 
+from batched._core.policy import BatchPolicy
 from policy import (
     BATCH_SIZE,
-    BOUNDS,
     CROWD_ROWS,
     LATE_AND_SLOW,
     LEAST_OF_CROWDS,
@@ -21,12 +20,9 @@ from policy import (
     MOST_MEAN,
     MOST_OF_BURSTS,
     MOST_P99,
-    RARE_WITH_LOOP,
     RELATIVE_ROWS,
     RULES,
     WAYS,
-    WORKERS_AT_RANDOM,
-    Bound,
     ClosedRow,
     CrowdRow,
     OpenRow,
@@ -34,7 +30,7 @@ from policy import (
     ratios,
     shares,
 )
-from virtual_time import Model, at_random, batches, in_bursts
+from virtual_time import Model, Way, at_random, batches, closed_loop, in_bursts, latencies
 
 pytestmark = pytest.mark.once
 
@@ -107,9 +103,7 @@ def test_a_lone_caller_never_waits(row: ClosedRow) -> None:
     ],
     ids=str,
 )
-def test_calls_at_random_are_answered_about_as_soon_as_under_eager(
-    row: OpenRow,
-) -> None:
+def test_calls_at_random_are_answered_about_as_soon_as_under_eager(row: OpenRow) -> None:
     mean, p99 = ratios(row.latency(BOTH, 10_000))["auto"]
     assert mean <= MOST_MEAN
     assert p99 <= MOST_P99
@@ -142,19 +136,44 @@ def test_a_free_worker_waits_no_longer_than_the_timeout(model: Model, load: floa
 
 
 @pytest.mark.parametrize(
-    "row",
-    [row for row in RELATIVE_ROWS if row.family == LATE_AND_SLOW][::12],
-    ids=str,
+    "row", [row for row in RELATIVE_ROWS if row.family == LATE_AND_SLOW][::12], ids=str
 )
 def test_callers_who_come_back_late_share_the_batches_of_slow_functions(row: Relative) -> None:
     assert row.ratios(2000).throughput >= 1.5
 
 
-@pytest.mark.slow  # `benchmarks/policy.py --check` looks at all rows
-@pytest.mark.parametrize("bound", BOUNDS, ids=lambda bound: f"{bound.family}, {bound.measure}")
-def test_the_bounds_between_pairs_of_policies_are_kept(bound: Bound) -> None:
-    rows = [row for row in RELATIVE_ROWS if row.family == bound.family]
-    for row in rows[:: max(1, len(rows) // 4)]:
-        calls = 20_000 if bound.family in (RARE_WITH_LOOP, WORKERS_AT_RANDOM) else 6000
-        value = bound.value(row.ratios(calls))
-        assert (bound.at_least or 0.0) <= value <= (bound.at_most or math.inf), row
+# ---------------------------------------------------------------- the simulation, by hand (ms)
+
+EAGER = BatchPolicy(batch_size=64, flush="eager", timeout_ms=0.0)
+
+
+def window(timeout_ms: float) -> BatchPolicy:
+    return BatchPolicy(batch_size=64, flush="window", timeout_ms=timeout_ms)
+
+
+@pytest.mark.parametrize("rule", [EAGER, window(0.5), window(5.0)])
+def test_a_lone_caller_pays_for_its_wait_its_batch_and_for_coming_back(rule: BatchPolicy) -> None:
+    found = closed_loop(rule, Model(5.0, 0.05, jitter=0.0), 1, Way(0.1, spread=0.0), 1, 100)
+    assert found == pytest.approx(1 / ((rule.timeout_ms or 0.0) + 5.05 + 0.1))
+
+
+@pytest.mark.parametrize(
+    ("rule", "moments", "expected"),
+    [
+        # one leaves alone, two wait for its batch, and the last comes when their batch ends
+        (EAGER, [0.0, 1.0, 2.0, 11.5], [5.5, 10.5, 9.5, 5.5]),
+        # two leave together, and the wait of the third is over when their batch ends
+        (window(2.0), [0.0, 1.0, 3.0], [8.0, 7.0, 10.5]),
+    ],
+)
+def test_latencies_are_as_worked_out(
+    rule: BatchPolicy, moments: list[float], expected: list[float]
+) -> None:
+    found = latencies(rule, Model(5.0, 0.5, jitter=0.0), [1e-3 * each for each in moments], 1)
+    assert found == pytest.approx(expected)
+
+
+def test_a_call_that_comes_at_the_deadline_is_in_the_batch() -> None:
+    calls = [(0.0, 0), (1.0, 1), (1.5, 2)]
+    ran = list(batches(window(1000.0), Model(5.0, 0.05, jitter=0.0), calls, 1))
+    assert [[request.items[0] for request, _, _ in batch.slices] for batch in ran] == [[0, 1], [2]]

@@ -58,30 +58,6 @@ def test_a_window_holds_until_the_timeout_and_not_a_moment_longer() -> None:
     assert (batch.slices, batch.reason, batch.started) == ([(one, 0, 1)], "timeout", 10.25)
 
 
-def test_time_behind_a_busy_worker_counts_for_the_window() -> None:
-    busy = windowed()
-    submitted(busy, call(4))
-    running = taken(busy)
-    late = call()
-    busy.submit(late, 0.25)
-    assert busy.take(5.0) is None
-    busy.finished(running, 5.0)
-    assert busy.next_deadline() == 1.25
-    assert taken(busy, 5.0).slices == [(late, 0, 1)]
-
-
-@pytest.mark.parametrize("size", [5, 6, 7])
-@pytest.mark.parametrize("threshold", [0, 8])
-def test_a_call_that_has_partly_run_is_never_held(size: int, threshold: int) -> None:
-    held = windowed(small_batch_threshold=threshold)
-    begun = call(size)
-    submitted(held, begun)
-    assert ran(held).slices == [(begun, 0, 4)]
-    assert held.next_deadline() == AT_ONCE
-    rest = ran(held)
-    assert (rest.slices, rest.reason) == ([(begun, 4, size)], "eager")
-
-
 def test_separate_items_that_leave_do_not_hurry_the_rest() -> None:
     held = windowed()
     rows = call(6)
@@ -106,14 +82,6 @@ def test_a_held_group_never_keeps_a_worker_from_another_group() -> None:
 
 
 # ---------------------------------------------------------------- small first
-
-
-@pytest.mark.parametrize("threshold", [0, 1, 8])
-def test_a_call_of_exactly_the_threshold_is_small_and_one_item_more_is_not(threshold: int) -> None:
-    busy = scheduler(small_batch_threshold=threshold)
-    larger, exact = call(threshold + 1), call(max(1, threshold))
-    submitted(busy, larger, exact)
-    assert requests_of(taken(busy))[0] is (exact if threshold else larger)
 
 
 @pytest.mark.parametrize("size", [1, 9])
@@ -216,33 +184,6 @@ def test_small_calls_never_wait_for_more_than_two_batches_in_a_row_that_large_on
         assert in_a_row <= 2
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_no_more_batches_run_at_once_than_allowed(workers: int) -> None:
-    busy = scheduler(max_concurrent_batches=workers)
-    submitted(busy, call(80))
-    running = [taken(busy) for _ in range(workers)]
-    assert not busy.has_room
-    assert busy.take(0.0) is None
-    assert busy.next_deadline() == NEVER
-    busy.finished(running[-1], 1.0)
-    assert busy.has_room
-    assert busy.next_deadline() == AT_ONCE
-    taken(busy, 1.0)
-    assert busy.take(1.0) is None
-
-
-def test_a_cancelled_call_that_was_partly_handed_out_loses_its_rest() -> None:
-    busy = scheduler()
-    begun, late = call(9), call()
-    submitted(busy, begun)
-    running = taken(busy)
-    assert busy.cancel(begun) is False
-    assert (busy.waiting, busy.in_flight) == (0, 4)
-    busy.submit(late, 0.0)
-    busy.finished(running, 1.0)
-    assert [requests_of(batch) for batch in all_ran(busy, 1.0)] == [[late]]
-
-
 @pytest.mark.usefixtures("uncollected")
 @pytest.mark.parametrize("size", [1, 9])
 @pytest.mark.parametrize("how", ["ran", "cancelled", "part ran, rest cancelled"])
@@ -261,24 +202,6 @@ def test_a_call_that_has_ended_is_not_kept_alive(how: str, size: int) -> None:
         busy.cancel(ending)
     del owner, ending
     assert gone() is None
-
-
-# ---------------------------------------------------------------- closing
-
-
-def test_closing_drains_everything_in_order() -> None:
-    held = windowed(batch_size=3)
-    calls = [call(1, group) for group in "abcabacab"]
-    submitted(held, *calls)
-    held.draining = True
-    batches = all_ran(held)
-    assert [(requests_of(batch)[0].group_key, batch.size, batch.reason) for batch in batches] == [
-        ("a", 3, "full"),
-        ("b", 3, "full"),
-        ("c", 2, "drain"),
-        ("a", 1, "drain"),
-    ]
-    assert (held.waiting, held._groups, list(held)) == (0, {}, [])
 
 
 def test_calls_that_have_left_are_freed_while_another_call_waits() -> None:
@@ -366,29 +289,6 @@ def test_the_work_for_a_batch_does_not_grow_with_the_waiting_groups(
     assert count(5000) <= 1.2 * count(50)
 
 
-def test_a_group_that_may_leave_does_so_though_the_reason_is_gone() -> None:
-    held = windowed(batch_size=4)
-    submitted(held, call(1, "a"), call(1, "b"))
-    held.draining = True
-    assert requests_of(ran(held))[0].group_key == "a"
-    submitted(held, call(1, "a"))
-    held.draining = False
-    assert requests_of(ran(held))[0].group_key == "b"
-    assert held.take(0.0) is None, "no call of the other group has been released"
-
-
-def test_the_size_of_later_batches_can_be_changed() -> None:
-    held = windowed(batch_size=4)
-    submitted(held, call(1, "a"))
-    submitted(held, *(call(1, "b") for _ in range(3)), now=0.5)
-    assert held.take(0.5) is None
-    held.resize(3)
-    assert [batch.size for batch in all_ran(held, 0.5)] == [3]
-    held.resize(100)
-    submitted(held, call(201, "a"))
-    assert [batch.size for batch in all_ran(held)] == [100, 100, 2]
-
-
 def test_a_batch_counts_by_the_items_that_were_computed() -> None:
     busy = scheduler(batch_size=8)
     submitted(busy, Request([0] * 8, 8, "g", lengths=[5] * 8))
@@ -396,3 +296,37 @@ def test_a_batch_counts_by_the_items_that_were_computed() -> None:
     batch.computed, batch.attempts = 3, 1
     busy.finished(batch, 1.0)
     assert (busy.capacity.known, list(busy._rule._ended)) == (15, [(3, 1.0)])
+
+
+# ---------------------------------------------------------------- limits of the queue
+
+
+def test_a_call_expires_exactly_when_its_time_is_over() -> None:
+    impatient, one = scheduler(queue_timeout_ms=250), call(3)
+    impatient.submit(one, 10.0)
+    assert impatient.next_expiry() == 10.25
+    assert impatient.expire(math.nextafter(10.25, 0.0)) == []
+    assert impatient.expire(10.25) == [one]
+    assert (impatient.waiting, impatient.next_expiry(), impatient.next_deadline()) == (
+        0,
+        NEVER,
+        NEVER,
+    )
+
+
+def test_the_time_left_is_that_of_the_batches_one_by_one() -> None:
+    busy = scheduler(batch_size=2)
+    submitted(busy, call(7))
+    assert busy.time_left(2) == 0.0, "no batch has ended"
+    busy.finished(taken(busy), 3.0)
+    assert busy.time_left(2) == 9.0
+
+
+def test_a_call_that_is_answered_early_is_no_longer_in_flight() -> None:
+    busy = scheduler()
+    submitted(busy, call(), call())
+    batch = taken(busy)
+    busy.answer_early(batch, 1)
+    assert busy.in_flight == 1
+    busy.finished(batch, 1.0)
+    assert busy.in_flight == 0

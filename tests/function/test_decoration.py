@@ -8,7 +8,7 @@ import functools
 import inspect
 import pydoc
 from collections.abc import AsyncIterator, Iterator
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import numpy as np
 import pytest
@@ -133,6 +133,8 @@ def without_parameters() -> list[int]:
         (doubled, "batched already; .* with_options"),
         (awaited, "batched already; .* with_options"),
         (without_parameters, "without_parameters takes no argument for the list of items"),
+        (lambda *, texts: texts, "takes no argument for the list of items"),
+        (lambda **texts: texts, "takes no argument for the list of items"),
     ],
 )
 def test_an_object_that_cannot_be_batched_is_refused(
@@ -169,27 +171,11 @@ def test_a_wrong_setting_is_refused_at_decoration(
         decorator(**settings)
 
 
-@pytest.mark.parametrize("name", ["pad_token", "pad_tokens", "device"])
+@pytest.mark.parametrize("name", ["pad_token", "pad_tokens", "device", "unpad", "spread_kwargs"])
 def test_a_setting_of_features_is_refused_for_functions_of_items(name: str) -> None:
     sentence = f"no setting '{name}'; it belongs to batched.inference.dynamically"
     with pytest.raises(TypeError, match=sentence):
         batched.dynamically(**{name: 1})  # type: ignore[call-overload]
-
-
-def test_a_misspelt_name_of_the_items_is_named() -> None:
-    fn: Any = doubled
-    with pytest.raises(
-        TypeError,
-        match=r"needs an item, or a list of items \(items\), got only "
-        r"item",
-    ):
-        fn(item=3)
-
-
-def test_callable_objects_and_builtins_can_be_decorated() -> None:
-    assert batched.dynamically(Plain())([1, 2]) == [1, 2]
-    fn: Any = batched.dynamically(sorted)
-    assert fn([1]) == [1]
 
 
 def test_a_decorator_with_settings_is_used_again_and_takes_more_settings() -> None:
@@ -290,17 +276,6 @@ def test_modules_load_when_they_are_first_used() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_types_of_arguments_and_results_are_public() -> None:
-    def uses(
-        ids: batched.Feature, given: batched.Features, fn: batched.AsyncBatched[int, str, ...]
-    ) -> batched.Future[int]:
-        return doubled.submit(1)
-
-    assert set(get_type_hints(uses)) == {"ids", "given", "fn", "return"}
-    assert get_args(get_type_hints(uses)["fn"]) == (int, str, ...)
-    assert isinstance(uses([], {}, awaited), batched.Future)  # type: ignore[arg-type]  # unused
-
-
 def test_a_decorated_function_looks_like_its_function() -> None:
     assert doubled.__name__ == "doubled"
     assert doubled.__doc__ == "Twice each item."
@@ -360,20 +335,16 @@ def test_a_function_that_takes_an_instance_is_a_method_wherever_it_was_defined(f
     assert Model().method([1, 2]) == Model.method(Model(), [1, 2]) == [3, 6]
 
 
-def test_a_name_is_used_in_messages_and_for_threads() -> None:
-    fn: Any = batched.dynamically(name="embedder")(lambda items: None)  # type: ignore[misc, arg-type]  # wrong on purpose
-    with pytest.raises(batched.BatchFunctionError, match="^embedder returned NoneType"):
-        fn(1)
-    assert repr(fn) == "<batched embedder>"
-
-
-def test_many_items_as_arguments_are_refused_with_advice() -> None:
+def test_wrong_arguments_are_refused_with_advice() -> None:
     said = r"doubled: too many positional arguments; many items are passed as one list, doubled\(\["
     call: Any = doubled
     with pytest.raises(TypeError, match=said):
         call(1, 2, 3)
     with pytest.raises(TypeError, match=r"'minus'$"):
         call(1, minus=2)
+    misspelt = r"needs an item, or a list of items \(items\), got only item"
+    with pytest.raises(TypeError, match=misspelt):
+        call(item=3)
 
 
 def test_a_setting_cannot_be_assigned() -> None:

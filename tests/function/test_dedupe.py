@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -127,31 +125,3 @@ def test_arrays_are_copied_and_texts_are_shared() -> None:
     texts: Any = batched.dynamically(dedupe=True)(lambda items: [f"{each} text" for each in items])
     one, same = texts(["a", "a"])
     assert one is same
-
-
-def test_no_caller_sees_a_change_by_another() -> None:
-    shared: Any = batched.dynamically(dedupe=True)(lambda items: [[0] for _ in items])
-    in_loops: Any = batched.aio.dynamically(dedupe=True)(lambda items: [[0] for _ in items])
-    seen: list[int] = []
-
-    def change(result: list[int]) -> None:
-        seen.append(result[0])
-        result[0] += 1
-
-    async def many() -> None:
-        async def one(key: int) -> None:
-            change(await in_loops(key))
-
-        await asyncio.gather(*[one(number % 3) for number in range(500)])
-
-    with ThreadPoolExecutor(16) as pool:
-        list(pool.map(lambda number: change(shared(number % 3)), range(500)))
-    futures = [shared.submit(number % 3) for number in range(500)]
-    for future in futures:
-        future.add_done_callback(lambda done: change(done.result()))
-    for future in futures:
-        future.result(BOUND)
-    asyncio.run(many())
-    shared.shutdown()
-    assert seen == [0] * len(seen)
-    assert len(seen) >= 1000

@@ -42,20 +42,6 @@ def words(count: int, seed: int = 0) -> list[str]:
     return ["x" * chance.randint(1, 100) for _ in range(count)]
 
 
-def padding(batches: list[list[str]]) -> int:
-    return sum(len(texts) * max(map(len, texts)) - sum(map(len, texts)) for texts in batches)
-
-
-def test_like_lengths_run_together() -> None:
-    model = Model()
-    fn = batched.dynamically(batch_size=16, length=len)(model)
-    texts = words(256)
-    futures = backlog(model, fn, texts)
-    assert [future.result(BOUND) for future in futures] == [text.upper() for text in texts]
-    in_order = [texts[start : start + 16] for start in range(0, 256, 16)]
-    assert 2 * padding(model.batches[1:]) < padding(in_order)
-
-
 def test_a_list_call_runs_longest_first_and_is_answered_in_its_own_order() -> None:
     model = Model()
     model.go.set()
@@ -158,14 +144,6 @@ def test_lengths_are_measured_by_the_callers() -> None:
     fn = batched.dynamically(length=length)(lambda items: items)
     fn(["a", "b"])
     assert threads == {threading.get_ident()}
-
-
-def test_the_first_bad_item_of_a_list_is_raised() -> None:
-    fn = batched.dynamically(length=len)(
-        lambda items: [ValueError(item) if "bad" in item else item for item in items]
-    )
-    with pytest.raises(ValueError, match="^bad$"):
-        fn(["fine", "bad", "bad, longer", "also fine", "bad, longest"])
 
 
 def test_padding_is_counted() -> None:

@@ -71,20 +71,14 @@ class Overriding(Model):
         return [100 + result for result in super().scaled(items, plus)]
 
 
-def test_each_instance_is_served_with_itself() -> None:
+def test_each_instance_is_served_with_itself_also_through_its_class() -> None:
     one, two = Model(2), Model(3)
     assert one.scaled(5) == 10
     assert two.scaled(5) == 15
     assert one.scaled([1, 2], plus=1) == [3, 5]
-    assert (one.scaled.stats.calls, two.scaled.stats.calls) == (2, 1)
-
-
-def test_a_method_can_be_called_on_its_class() -> None:
-    model = Model(2)
-    assert Model.scaled(model, 5) == 10
-    assert Model.scaled(model, [1, 2], plus=1) == [3, 5]
-    assert model.scaled.stats.calls == 2, "it is the instance's batcher that answers"
-    assert asyncio.run(_awaited(Model.awaited(model, 4))) == 8
+    assert Model.scaled(one, [1, 2], plus=1) == [3, 5]
+    assert (one.scaled.stats.calls, two.scaled.stats.calls) == (3, 1)
+    assert asyncio.run(_awaited(Model.awaited(one, 4))) == 8
 
 
 async def _awaited(awaitable: Any) -> Any:
@@ -314,17 +308,3 @@ def test_a_method_looks_like_the_function_it_wraps() -> None:
     assert "Model.scaled" in repr(Model.scaled)
     with pytest.raises(AttributeError, match="of an instance"):
         _ = Model.scaled.stats
-
-
-def test_a_class_may_be_falsy() -> None:
-    class Empty(type):
-        def __len__(cls) -> int:
-            return 0
-
-    class Model(metaclass=Empty):
-        @batched.dynamically
-        @classmethod
-        def name(cls, items: list[int]) -> list[str]:
-            return [cls.__name__ for _ in items]
-
-    assert Model.name(1) == Model().name(1) == "Model"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from concurrent.futures import CancelledError
 from typing import Any
@@ -47,13 +46,6 @@ def test_each_item_ends_once_at_its_place_whatever_becomes_of_the_others(
     assert fn.stats.calls == 1
 
 
-def test_a_batch_without_searching_fails_for_all_its_items() -> None:
-    fn, ended = batched.dynamically(batch_size=2)(compute), Ended()
-    with fn:
-        fn._batcher.outcomes(["a", "b", "down", "c", "d"], ended).result(BOUND)
-    assert [type(ended[place]) for place in range(5)] == [list, list, OSError, OSError, list]
-
-
 def test_items_that_end_do_not_wait_for_a_slow_one() -> None:
     slow, others, ended = threading.Event(), threading.Event(), Ended()
 
@@ -89,22 +81,3 @@ def test_a_cancelled_call_drops_the_items_that_wait() -> None:
     fn.shutdown()
     assert ended == {}
     assert fn.stats.total_processed == 1
-
-
-def test_items_share_batches_with_other_calls_and_with_coroutine_functions() -> None:
-    @batched.aio.dynamically(batch_size=4)
-    async def work(items: list[int]) -> list[int]:
-        await asyncio.sleep(0)
-        return [2 * item for item in items]
-
-    async def main() -> None:
-        untyped: Any = work
-        ended = Ended()
-        future = untyped._batcher.outcomes(range(3), ended)
-        assert await work(7) == 14
-        await future
-        assert ended == {0: 0, 1: 2, 2: 4}
-        assert untyped._batcher.outcomes([], ended).done()
-
-    asyncio.run(main())
-    assert work.stats.total_batches == 1

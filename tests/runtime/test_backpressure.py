@@ -4,7 +4,6 @@ waited too long.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 import time
@@ -94,26 +93,6 @@ def test_a_thread_that_waits_too_long_for_room_has_a_future_that_says_so() -> No
     assert turnstile.batches == [["running"]]
 
 
-def test_a_loop_that_submits_is_not_blocked() -> None:
-    async def main() -> None:
-        turnstile, fn, earlier = full()
-        late = fn.submit("late")
-        assert fn.stats.blocked == 1
-        assert late.cancel()
-        assert fn.stats.blocked == 0
-        late = fn.submit("later")
-        turnstile.let_through(3)
-        futures = [asyncio.wrap_future(future) for future in (*earlier, late)]
-        assert await asyncio.wait_for(asyncio.gather(*futures), BOUND) == [
-            "running",
-            "waiting",
-            "later",
-        ]
-        await fn.aclose()
-
-    asyncio.run(main())
-
-
 # ---------------------------------------------------------------- the timer
 
 
@@ -143,21 +122,6 @@ class Alarm:
     def ring(self) -> None:
         self.rung.append(self.name)
         self.over.set()
-
-
-def test_the_clock_calls_in_the_order_of_the_moments_and_not_before() -> None:
-    rung: list[str] = []
-    ticking = TimerThread()
-    ticking.start()
-    ticking.start()
-    now = time.perf_counter()
-    alarms = [Alarm(name, rung) for name in ("late", "early", "past")]
-    for alarm, moment in zip(alarms, (now + 0.04, now + 0.02, now - 1), strict=True):
-        ticking.call_at(moment, alarm.ring)
-    for alarm in alarms:
-        assert alarm.over.wait(BOUND)
-    assert rung == ["past", "early", "late"]
-    assert time.perf_counter() >= now + 0.04
 
 
 def test_the_timer_keeps_nothing_alive_and_survives_a_callback_that_raises(

@@ -80,11 +80,3 @@ def test_callbacks_of_futures_that_wait_too_long_see_no_context_of_a_caller() ->
         gate.opened.set()
         assert first.result(BOUND) == 1
     assert noted.callers == [None]
-
-
-def test_the_timer_and_its_callbacks_see_no_context_of_the_first_caller() -> None:
-    noted, timer = Noted(), TimerThread()
-    timer.start()
-    timer.call_at(0.0, noted.__call__)
-    assert noted.called.wait(BOUND)
-    assert noted.callers == [None]

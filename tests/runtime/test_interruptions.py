@@ -70,17 +70,19 @@ def interrupt_once(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, times
     monkeypatch.setattr(owner, name, interrupted)
 
 
-@pytest.mark.parametrize("again", [False, True])
-def test_ctrl_c_while_a_call_is_cancelled_ends_all_calls_with_an_error(
-    again: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("change", "again"), [("cancel", False), ("cancel", True), ("submit", False)]
+)
+def test_ctrl_c_while_the_queue_is_changed_ends_all_calls_with_an_error(
+    change: str, again: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate, fn, running = held()
     waiting = fn.submit("waiting")
-    interrupt_once(monkeypatch, Scheduler, "cancel")
+    interrupt_once(monkeypatch, Scheduler, change)
     if again:
         interrupt_once(monkeypatch, CallQueue, "_lost_call")
     with pytest.raises(KeyboardInterrupt):
-        waiting.cancel()
+        waiting.cancel() if change == "cancel" else fn.submit("late")
     for future in (running, waiting):
         assert isinstance(future.exception(BOUND), batched.BatcherClosed)
     gate.opened.set()

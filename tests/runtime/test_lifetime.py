@@ -38,23 +38,6 @@ def test_no_thread_is_started_before_the_first_call() -> None:
     assert workers("lazy") == []
 
 
-def test_no_more_threads_are_started_than_batches_may_run() -> None:
-    gate = threading.Event()
-
-    @batched.dynamically(name="three", batch_size=1, max_concurrent_batches=3)
-    def fn(items: list[int]) -> list[int]:
-        assert gate.wait(BOUND)
-        return items
-
-    futures = [fn.submit(i) for i in range(10)]
-    wait_until(lambda: fn.stats.in_flight == 3)
-    assert len(workers("three")) == 3
-    gate.set()
-    assert [future.result(BOUND) for future in futures] == list(range(10))
-    fn.shutdown()
-    assert workers("three") == []
-
-
 def test_one_caller_needs_one_thread_however_many_are_allowed() -> None:
     fn: Any = batched.dynamically(name="one", max_concurrent_batches=8)(lambda items: items)
     for i in range(50):

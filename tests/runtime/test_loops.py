@@ -20,7 +20,7 @@ import pytest
 import trio
 
 import batched
-from batched._runtime.async_backend import current_loop, current_task
+from batched._runtime.async_backend import current_loop
 from stage import BOUND, LOOPS, echo_coroutine, in_time, wait_until
 
 uvloop: Any = pytest.importorskip("uvloop", reason="uvloop does not exist for Windows")
@@ -124,18 +124,6 @@ def test_a_coroutine_function_has_one_queue_per_loop_which_goes_with_it() -> Non
     wait_until(lambda: gc.collect() >= 0 and not len(runtimes._runtimes))
     assert not any(ref() for ref in refs)
     assert fn.stats.calls == 4
-
-
-def test_the_task_of_a_loop_that_is_gone_may_be_closed_between_the_tasks_of_trio() -> None:
-    found: list[object] = []
-
-    class Instrument(trio.abc.Instrument):
-        def before_io_wait(self, timeout: float) -> None:
-            found.append(current_task())
-
-    trio.run(trio.sleep, 0, instruments=[Instrument()])
-    assert found
-    assert not any(found)
 
 
 def test_a_coroutine_function_cannot_be_called_where_no_loop_runs() -> None:
@@ -378,20 +366,6 @@ def test_a_plain_call_on_a_running_loop_is_answered_and_warned_about_once() -> N
     asyncio.run(main())
 
 
-@runners
-def test_other_ways_of_calling_are_not_warned_about(
-    run: Callable[[Coroutine[Any, Any, list[int]]], list[int]],
-) -> None:
-    fn: Any = batched.dynamically(lambda items: items)
-
-    async def main() -> list[int]:
-        future = fn.submit(0)
-        results = [await fn.acall(1), *(await fn.acall([2, 3]))]
-        return [future.result(BOUND), *results]
-
-    assert run(main()) == [0, 1, 2, 3]
-
-
 def test_trio_as_a_guest_of_asyncio_is_told_from_its_host() -> None:
     """In guest mode both loops run in one thread."""
 
@@ -456,40 +430,6 @@ def test_aclose_does_not_wait_for_a_loop_that_ends_meanwhile(backend: str, end: 
     if end == "stops":
         with pytest.raises(batched.BatcherClosed):
             loop.run_until_complete(task)
-        loop.close()
-
-
-def test_aclose_ends_if_the_function_is_opened_again_meanwhile() -> None:
-    gates: dict[int, asyncio.Event] = {}
-
-    @batched.aio.dynamically
-    async def fn(items: list[int]) -> list[int]:
-        gates[items[0]] = gate = asyncio.Event()
-        await gate.wait()
-        return items
-
-    loops = [asyncio.new_event_loop() for _ in range(2)]
-    threads = [threading.Thread(target=loop.run_forever) for loop in loops]
-    for thread in threads:
-        thread.start()
-    calls = []
-    for number, loop in enumerate(loops):
-        calls.append(asyncio.run_coroutine_threadsafe(fn(number), loop))
-        wait_until(lambda: number in gates)  # noqa: B023
-
-    async def close() -> None:
-        closing = asyncio.ensure_future(fn.aclose())
-        await asyncio.sleep(0.01)
-        fn._batcher.runtime.open()
-        loops[0].call_soon_threadsafe(gates[0].set)
-        await asyncio.wait_for(closing, BOUND)
-
-    asyncio.run(close())
-    loops[1].call_soon_threadsafe(gates[1].set)
-    assert [call.result(BOUND) for call in calls] == [0, 1]
-    for loop, thread in zip(loops, threads, strict=True):
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(BOUND)
         loop.close()
 
 

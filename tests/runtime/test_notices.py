@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import logging
-import threading
-from typing import Any
 
 import pytest
 
 import batched
-from batched._core.policy import BatchPolicy
-from batched._core.scheduler import Request, Scheduler
 from batched._runtime import notices
+from stage import BOUND, held
 
 
 def test_refusals_are_logged_a_few_times_only(
@@ -54,42 +51,18 @@ def test_items_that_fail_alone_and_memory_that_runs_out_are_logged(
 
 
 def test_a_refusal_says_when_the_queue_will_have_run() -> None:
-    started, go = threading.Event(), threading.Event()
-
-    @batched.dynamically(batch_size=1, max_queue_size=2, on_full="raise")
-    def fn(items: list[int]) -> list[int]:
-        started.set()
-        assert go.wait(30)
-        return items
-
-    waiting = [fn.submit(1)]
-    assert started.wait(30)
-    waiting += [fn.submit(2), fn.submit(3)]
-    with pytest.raises(batched.QueueFull) as none:
-        fn(4)
-    assert none.value.retry_after_s == 0.0  # no batch has ended yet
-    go.set()
-    assert [each.result() for each in waiting] == [1, 2, 3]
-    go.clear()
-    started.clear()
-    waiting = [fn.submit(1)]
-    assert started.wait(30)
-    waiting += [fn.submit(2), fn.submit(3)]
-    with pytest.raises(batched.QueueFull) as some:
-        fn(4)
-    assert some.value.retry_after_s == pytest.approx(3 * fn.stats.avg_processing_time)
-    go.set()
+    gate, fn, running = held(max_queue_size=2, on_full="raise")
+    for batches in (0, 3):  # at first, no batch has ended yet
+        calls = [running, fn.submit(2), fn.submit(3)]
+        with pytest.raises(batched.QueueFull) as refused:
+            fn(4)
+        expected = batches * fn.stats.avg_processing_time
+        assert refused.value.retry_after_s == pytest.approx(expected)
+        gate.opened.set()
+        assert [each.result(BOUND) for each in calls] == ["running", 2, 3]
+        gate.opened.clear()
+        gate.entered.clear()
+        running = fn.submit("running")
+        assert gate.entered.wait(BOUND)
+    gate.opened.set()
     fn.shutdown()
-
-
-def test_a_queue_is_expected_to_run_in_full_batches() -> None:
-    scheduler = Scheduler(BatchPolicy(batch_size=4, flush="eager"))
-    waker: Any = object()
-    for moment in range(3):  # batches of one item take a second each
-        scheduler.submit(Request([0], 1, None, waker), moment, from_event_loop=False)
-        batch = scheduler.take(moment)
-        assert batch is not None
-        scheduler.finished(batch, moment + 1.0)
-    for _ in range(9):
-        scheduler.submit(Request([0], 1, None, waker), 3.0, from_event_loop=False)
-    assert scheduler.time_left(4) == 3.0

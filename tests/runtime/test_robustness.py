@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 import batched
-from batched._runtime.async_backend import is_over
 from stage import (
     BOUND,
     Gate,
@@ -44,22 +43,6 @@ def test_calls_succeed_while_trio_is_blocked_or_half_imported(
     assert fn(1) == 1
     assert asyncio.run(fn.acall(2)) == 2
     assert asyncio.run(afn(3)) == 3
-
-
-@pytest.mark.parametrize("name", ["numpy", "torch"])
-@pytest.mark.parametrize("attribute", [None, object()], ids=["half imported", "mocked"])
-def test_calls_succeed_while_an_array_library_is_half_imported_or_mocked(
-    name: str, attribute: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    module = types.ModuleType(name)
-    if attribute is not None:
-        vars(module).update(ndarray=attribute, void=attribute, Tensor=attribute)
-    monkeypatch.setitem(sys.modules, name, module)
-    gate = Gate()
-    fn: Any = batched.dynamically(gate)
-    futures = [fn.submit(i) for i in range(4)]
-    gate.opened.set()
-    assert [future.result(BOUND) for future in futures] == [0, 1, 2, 3]
 
 
 def _raising(error: type[BaseException]) -> Any:
@@ -103,16 +86,6 @@ def test_a_slow_callback_delays_no_other_caller_of_its_batch() -> None:
     release.set()
     assert busy.result(BOUND) == "running"
     fn.shutdown()
-
-
-def test_a_class_may_be_an_item_of_its_own_static_method() -> None:
-    class Registry:
-        @staticmethod
-        @batched.dynamically
-        def name(items: list[type]) -> list[str]:
-            return [item.__name__ for item in items]
-
-    assert Registry.name(Registry) == "Registry"
 
 
 def test_a_refused_call_starts_no_thread() -> None:
@@ -211,68 +184,6 @@ def test_a_cancelled_future_is_done_even_if_its_callback_raises() -> None:
     assert running.result(BOUND) == "running"
 
 
-def test_shutdown_and_futures_end_when_the_loop_stops() -> None:
-    started = threading.Event()
-
-    @batched.aio.dynamically
-    async def never(items: list[int]) -> list[int]:
-        started.set()
-        await asyncio.get_running_loop().create_future()
-        return items
-
-    loop = asyncio.new_event_loop()
-    futures: list[Any] = []
-    stop = asyncio.Event()
-
-    async def main() -> None:
-        futures.append(never.submit(1))
-        await stop.wait()
-
-    runner = threading.Thread(target=lambda: loop.run_until_complete(main()))
-    runner.start()
-    assert started.wait(BOUND)
-    closer = threading.Thread(target=never.shutdown)
-    closer.start()
-    loop.call_soon_threadsafe(stop.set)
-    for thread in (runner, closer):
-        thread.join(BOUND)
-        assert not thread.is_alive()
-    assert isinstance(futures[0].exception(BOUND), batched.BatcherClosed)
-    for task in asyncio.all_tasks(loop):
-        task.cancel()
-    loop.run_until_complete(asyncio.sleep(0))
-    loop.close()
-
-
-def test_a_future_ends_when_the_loop_is_closed() -> None:
-    started = threading.Event()
-
-    @batched.aio.dynamically
-    async def held(items: list[int]) -> list[int]:
-        started.set()
-        await asyncio.get_running_loop().create_future()
-        return items
-
-    loop = asyncio.new_event_loop()
-    loop.set_exception_handler(lambda *_: None)
-
-    async def main() -> Any:
-        future = held.submit(1)
-        await asyncio.to_thread(started.wait, BOUND)
-        return future
-
-    future = loop.run_until_complete(main())
-    with pytest.raises(TimeoutError):
-        future.result(0.01)
-    loop.run_until_complete(loop.shutdown_default_executor())
-    tasks = asyncio.all_tasks(loop)
-    loop.close()
-    assert isinstance(future.exception(BOUND), batched.BatcherClosed)
-    for task in tasks:
-        task._log_destroy_pending = False  # type: ignore[attr-defined]  # left pending on purpose
-    del tasks
-
-
 def test_a_plain_with_closes_a_batcher_on_a_loop_once_its_calls_are_answered() -> None:
     fn: Any = batched.aio.dynamically(echo_coroutine)
 
@@ -290,45 +201,3 @@ def test_a_plain_with_closes_a_batcher_on_a_loop_once_its_calls_are_answered() -
             assert await fn(3) == 3, "a refused shutdown closes nothing"
 
     asyncio.run(main())
-
-
-def test_a_function_on_a_thread_may_close_its_batcher_as_a_coroutine() -> None:
-    @batched.dynamically
-    def fn(items: list[int]) -> list[int]:
-        asyncio.run(fn.aclose())
-        return items
-
-    assert fn(1) == 1
-    with pytest.raises(batched.BatcherClosed):
-        fn(2)
-
-
-def test_shutdown_waits_for_a_loop_that_runs_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    glances = 0
-
-    def glance(loop: object) -> bool:
-        nonlocal glances
-        glances += 1
-        return is_over(loop)
-
-    monkeypatch.setattr("batched._runtime.call_queue.POLL_INTERVAL", 0.001)
-    monkeypatch.setattr("batched._runtime.call_queue.is_over", glance)
-
-    async def main() -> int:
-        gate = asyncio.Event()
-
-        @batched.aio.dynamically
-        async def fn(items: list[int]) -> list[int]:
-            await gate.wait()
-            return items
-
-        future = fn.submit(7)
-        closing = asyncio.ensure_future(asyncio.to_thread(fn.shutdown))
-        while glances < 3:  # noqa: ASYNC110  # another thread counts
-            await asyncio.sleep(0.001)
-        assert not closing.done()
-        gate.set()
-        await closing
-        return future.result()
-
-    assert asyncio.run(main()) == 7

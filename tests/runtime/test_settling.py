@@ -11,9 +11,8 @@ import weakref
 import pytest
 
 import batched
-from batched._collate.arguments import Arguments
 from batched._core.request import Request
-from batched._runtime.settling import exception_for_caller, raise_error
+from batched._runtime.settling import raise_error
 from batched._runtime.wakers import Future, wait
 from stage import BOUND
 
@@ -30,18 +29,6 @@ def test_a_raised_error_is_freed_with_its_caller() -> None:
     with contextlib.suppress(BadItem):
         raise_error(failed)
     assert gone() is None
-
-
-def test_a_cancellation_in_the_function_is_a_failure() -> None:
-    for error in (
-        asyncio.CancelledError(),
-        concurrent.futures.CancelledError(),
-        GeneratorExit(),
-        KeyboardInterrupt(),
-    ):
-        wrapped = exception_for_caller("fn", error)
-        assert isinstance(wrapped, batched.BatchFunctionError)
-        assert type(wrapped.__cause__) is type(error)
 
 
 def test_a_done_callback_may_raise_anything(caplog: pytest.LogCaptureFixture) -> None:
@@ -62,23 +49,6 @@ def test_a_done_callback_may_raise_anything(caplog: pytest.LogCaptureFixture) ->
     assert fn(4) == 4
     assert "callback of a future" in caplog.text
     fn.shutdown()
-
-
-def test_a_future_that_was_answered_elsewhere_keeps_that_answer(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    future: Future[int] = Future()
-    future.bind(
-        Request([1], 1, Arguments((), {}), waker=future),
-        batched.dynamically(sorted)._batcher.runtime.here(None),
-        None,
-        None,
-    )
-    future.set_result(7)
-    future.wake()
-    future.wake()
-    assert future.result() == 7
-    assert not future.cancel()
 
 
 def test_a_task_that_comes_to_a_done_future_is_woken() -> None:

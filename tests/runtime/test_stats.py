@@ -8,7 +8,6 @@ import math
 import os
 import pickle
 import random
-import statistics
 
 import pytest
 
@@ -61,10 +60,6 @@ def exact(durations: list[float], share: float) -> float:
 # ---------------------------------------------------------------- percentiles
 
 
-def test_percentiles_of_nothing_are_zero() -> None:
-    assert recorded() == Percentiles(0.0, 0.0, 0.0)
-
-
 def test_every_duration_from_a_microsecond_to_a_day_is_known_within_1_percent() -> None:
     steps = 3_000
     for step in range(steps + 1):
@@ -87,24 +82,12 @@ def test_a_duration_below_a_microsecond_counts_as_a_microsecond(duration: float)
     assert recorded(duration).p99 == pytest.approx(1e-6, rel=0.06)
 
 
-def test_percentiles_read_as_durations() -> None:
-    assert str(Percentiles(0.0000123, 0.00456, 7.0)) == "p50 12.3 us, p95 4.56 ms, p99 7 s"
-
-
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
-        (0.0, "0 us"),
-        (1e-9, "0.001 us"),
-        (1e-6, "1 us"),
-        (0.0009994, "999 us"),
-        (0.0009996, "1 ms"),
-        (0.9994, "999 ms"),
-        (0.9996, "1 s"),
-        (1.0, "1 s"),
-        (999.4, "999 s"),
-        (999.6, "1,000 s"),
-        (123456.7, "123,457 s"),
+        *((0.0, "0 us"), (1e-9, "0.001 us"), (1e-6, "1 us"), (0.0009994, "999 us")),
+        *((0.0009996, "1 ms"), (0.9994, "999 ms"), (0.9996, "1 s"), (1.0, "1 s")),
+        *((999.4, "999 s"), (999.6, "1,000 s"), (123456.7, "123,457 s")),
     ],
 )
 def test_a_duration_reads_as_three_digits_and_a_unit(seconds: float, text: str) -> None:
@@ -137,19 +120,6 @@ def test_batches_are_counted_by_size_and_by_reason() -> None:
     assert (counted.total_batches, counted.total_processed, counted.avg_batch_size) == (5, 12, 2.4)
     assert list(counted.batch_sizes.items()) == [(1, 2), (2, 1), (4, 2)]
     assert counted.flush_reasons == {"full": 2, "eager": 1, "timeout": 1, "drain": 1}
-
-
-def test_the_processing_time_is_that_of_batches() -> None:
-    recorder = Recorder()
-    durations = [0.5, 1.0, 3.0]
-    for duration in durations:
-        recorder.ended(
-            ended_batch(request(9), request(9), started=10.0, ended=10.0 + duration), errors=0
-        )
-    counted = snapshot(recorder)
-    assert counted.avg_processing_time == statistics.mean(durations)
-    assert counted.processing_time.p50 == pytest.approx(1.0, rel=0.01)
-    assert counted.processing_time.p99 == pytest.approx(3.0, rel=0.01)
 
 
 def test_the_queue_wait_is_that_of_calls_until_their_first_batch() -> None:
@@ -238,12 +208,9 @@ def busy() -> Stats:
 
 
 def test_a_snapshot_is_frozen(busy: Stats) -> None:
-    for field in dataclasses.fields(Stats):
+    for part, name in ((busy, "calls"), (busy.queue_wait, "p50")):
         with pytest.raises(dataclasses.FrozenInstanceError):
-            setattr(busy, field.name, getattr(busy, field.name))
-    for field in dataclasses.fields(Percentiles):
-        with pytest.raises(dataclasses.FrozenInstanceError):
-            setattr(busy.queue_wait, field.name, 1.0)
+            setattr(part, name, 1)
 
 
 def test_a_snapshot_does_not_change_afterwards() -> None:
@@ -262,12 +229,6 @@ def test_a_snapshot_does_not_change_afterwards() -> None:
 def test_a_snapshot_survives_pickling(busy: Stats) -> None:
     for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
         assert pickle.loads(pickle.dumps(busy, protocol)) == busy
-
-
-def test_a_snapshot_becomes_a_plain_dict(busy: Stats) -> None:
-    plain = dataclasses.asdict(busy)
-    assert plain["batch_sizes"] == {30: 40}
-    assert plain["queue_wait"]["p50"] == busy.queue_wait.p50
 
 
 def test_the_text_of_a_snapshot_shows_every_number_with_its_meaning(busy: Stats) -> None:

@@ -11,7 +11,6 @@ import pytest
 import trio
 
 import batched
-from batched._collate.arguments import Arguments
 from batched._core.request import Batch, Request
 from batched._execution.attempts import Outcomes
 from batched._runtime.async_backend import is_over
@@ -177,21 +176,3 @@ def test_an_answer_to_a_loop_that_is_closed_is_dropped() -> None:
     # else asyncio logs it in a later test
     task._log_destroy_pending = False  # type: ignore[attr-defined]
     assert is_over(loop)
-
-
-def test_a_trio_loop_that_has_ended_is_over() -> None:
-    async def main() -> trio.lowlevel.TrioToken:
-        token = trio.lowlevel.current_trio_token()
-        assert not is_over(token)
-        return token
-
-    assert is_over(trio.run(main))
-
-
-def test_a_request_is_ended_once() -> None:
-    runtime = batched.dynamically(sorted)._batcher.runtime
-    assert isinstance(runtime, ThreadRuntime)
-    request = Request([1], 1, Arguments((), {}), waker=None)
-    runtime.abandon(request)
-    assert not runtime.cancel(request)
-    assert runtime.recorder.snapshot(0, 0, 0).cancelled == 0

@@ -79,28 +79,6 @@ def test_a_failed_row_fails_alone_and_a_list_call_with_its_failed_item() -> None
     assert count.stats.row_endings == {"finished": 4, "failed": 3, "given up": 1}
 
 
-def test_an_error_of_the_function_ends_the_live_rows_and_later_calls_run() -> None:
-    gate = Gate()
-
-    def step(rows: Rows[int, int]) -> None:
-        gate.step(len(rows))
-        if rows[-1].item < 0:
-            raise ZeroDivisionError
-        finish_all(rows)
-
-    fragile = stepwise(step, batch_size=2)
-    held = fragile.submit(1)
-    gate.wait_for_step()
-    pair = [fragile.submit(-1), fragile.submit(-2)]
-    gate.open()
-    assert held.result(30) == 1
-    errors = [future.exception(30) for future in pair]
-    assert [type(error) for error in errors] == [ZeroDivisionError] * 2
-    assert errors[0] is not errors[1], "two callers got the same exception object"
-    assert fragile(3) == 3
-    assert fragile.stats.row_endings == {"finished": 2, "failed": 2}
-
-
 def test_a_plain_function_that_returns_a_coroutine_is_told() -> None:
     continuously: Any = batched.continuously
     forgets = continuously(lambda rows: asyncio.sleep(0))

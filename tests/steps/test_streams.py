@@ -159,46 +159,35 @@ def test_a_stream_of_a_closed_batcher_raises() -> None:
         count.stream(1)
 
 
-def test_a_stream_whose_loop_was_closed_raises() -> None:
-    count = countdown_on_a_loop(lambda: asyncio.sleep(3600))
-
-    async def begin() -> Any:
-        return count.stream(4)
-
-    stream = asyncio.run(begin())
-
-    async def read() -> list[int]:
-        return [piece async for piece in stream]
-
-    with pytest.raises(BatcherClosed):
-        asyncio.run(read())
-
-
-def test_a_stream_whose_loop_is_closed_while_another_loop_reads_raises() -> None:
+@pytest.mark.parametrize("moment", ["before", "while another loop reads"])
+def test_a_stream_whose_loop_is_closed_raises(moment: str) -> None:
     gate = threading.Event()
 
     async def pause() -> None:
         gate.set()
         await asyncio.get_running_loop().create_future()
 
-    count = countdown_on_a_loop(pause)
-    loop = asyncio.new_event_loop()
-    loop.set_exception_handler(lambda *_: None)
-
     async def begin() -> Any:
         stream = count.stream(4)
         await asyncio.to_thread(gate.wait)
         return stream
 
-    stream = loop.run_until_complete(begin())
-    loop.run_until_complete(loop.shutdown_default_executor())
-    tasks = asyncio.all_tasks(loop)
-
     async def read() -> None:
-        asyncio.get_running_loop().call_soon(loop.close)
+        if moment != "before":
+            asyncio.get_running_loop().call_soon(loop.close)
         with pytest.raises(BatcherClosed):
             await anext(stream)
 
+    count, loop = countdown_on_a_loop(pause), asyncio.new_event_loop()
+    loop.set_exception_handler(lambda *_: None)
+    stream = loop.run_until_complete(begin())
+    loop.run_until_complete(loop.shutdown_default_executor())
+    tasks = asyncio.all_tasks(loop)
+    if moment == "before":  # as `asyncio.run` does
+        for task in tasks:
+            task.cancel()
+        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        loop.close()
     asyncio.run(read())
     for task in tasks:
         task._log_destroy_pending = False  # type: ignore[attr-defined]  # left pending on purpose

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import sys
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -123,14 +124,6 @@ def first_tokens_last(features: Call, shape: Shape) -> Any:
     return per_token(features, shape).swapaxes(1, 2)
 
 
-def two_heads(features: Call, shape: Shape) -> Any:
-    return per_token(features, shape), masked_mean(features, shape)
-
-
-def listed_heads(features: Call, shape: Shape) -> Any:
-    return [pooled(features, shape), per_token(features, shape), scaled(features["ids"])]
-
-
 def nested(features: Call, shape: Shape) -> Any:
     return {
         "tokens": {
@@ -167,8 +160,6 @@ MODELS = [
     pooled,
     attentions,
     first_tokens_last,
-    two_heads,
-    listed_heads,
     nested,
     dataclass_heads,
     across,
@@ -235,16 +226,12 @@ def values(
 def laid_out(array: Any, layout: str) -> Any:
     """Return the same values in another layout of memory."""
     tensors = is_tensor(array)
+    library: Any = sys.modules["torch"] if tensors else numpy
     if layout == "sliced" and array.ndim:
-        out = (array.new_zeros if tensors else lambda shape: numpy.zeros(shape, array.dtype))(
-            (*array.shape[:-1], 2 * array.shape[-1] + 1)
-        )
-        out[..., 1::2] = array
-        return out[..., 1::2]
+        return library.stack([array, array], -1)[..., 0]
     if layout == "turned" and array.ndim > 1:
-        if tensors:
-            return array.transpose(0, 1).contiguous().transpose(0, 1)
-        return numpy.ascontiguousarray(array.swapaxes(0, 1)).swapaxes(0, 1)
+        turned = array.swapaxes(0, 1)
+        return (turned.contiguous() if tensors else turned.copy()).swapaxes(0, 1)
     if layout == "reversed" and array.ndim and not tensors:
         return array[::-1].copy()[::-1]
     if layout == "guarded":  # against being written to, or by being part of a graph

@@ -100,7 +100,6 @@ class Together:
     def __init__(self, compute: Callable[..., Any] = unchanged, **settings: Any) -> None:
         # features of each call of the function but the decoys
         self.seen: list[dict[str, Any]] = []
-        self.extra: list[dict[str, Any]] = []  # and its further arguments
         self._running = threading.Event()
         self._go = threading.Event()
 
@@ -112,7 +111,6 @@ class Together:
                     raise RuntimeError("a decoy")
                 return features
             self.seen.append(features)
-            self.extra.append(extra)
             return compute(features, **extra)
 
         def spread(**features: Any) -> Any:

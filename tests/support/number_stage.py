@@ -4,14 +4,13 @@ is tested once.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy
 
 from feature_stage import FeatureStage
-from stage import Callers, Stage
+from stage import Stage
 
 BUSY = -1
 """The number of a call that keeps the worker of a gated function busy."""
@@ -70,13 +69,9 @@ class NumberStage(Stage):
     def _values(self, answer: Any) -> list[int]:
         return answer if isinstance(answer, list) else [answer]
 
-    @asynccontextmanager
-    async def busy(self) -> AsyncIterator[Callers]:
-        """Yield callers of a gated function, which meanwhile runs a batch of `BUSY` alone."""
-        async with self.callers() as callers:
-            await callers.call(self.one(BUSY))
-            await self.running(1)
-            yield callers
+    @property
+    def busy_item(self) -> Any:
+        return self.one(BUSY)
 
 
 class FeatureNumberStage(NumberStage, FeatureStage):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Self
 
 
@@ -35,8 +36,12 @@ class Uncopyable(ValueError):
     errors: tuple[str, ...]
 
 
-def attribute() -> None:
-    object().missing  # type: ignore[attr-defined]  # noqa: B018  # so it raises
+def statement(code: str) -> Callable[[], None]:
+    """Return a function that runs `code`."""
+    return lambda: exec(code, {})
+
+
+attribute = statement("object().missing")
 
 
 def group() -> None:
@@ -52,22 +57,6 @@ def keyword_only() -> None:
 
 def slotted() -> None:
     raise Slotted(None)
-
-
-def operating_system() -> None:
-    open("/nowhere/at all")  # noqa: SIM115  # it raises
-
-
-def text() -> None:
-    b"\xff".decode()
-
-
-def module() -> None:
-    import batched.missing  # type: ignore[import-not-found]  # noqa: F401  # so it raises
-
-
-def syntax() -> None:
-    compile("1 +", "there", "eval")
 
 
 def caused() -> None:
@@ -91,15 +80,10 @@ def uncopyable() -> None:
 
 
 COPIED: list[Any] = [
-    attribute,
-    group,
-    keyword_only,
-    slotted,
-    operating_system,
-    text,
-    module,
-    syntax,
-    caused,
-    from_none,
+    *(attribute, group, keyword_only, slotted, caused, from_none),
+    statement("open('/nowhere/at all')"),
+    statement("b'\\xff'.decode()"),
+    statement("import batched.missing"),
+    statement("compile('1 +', 'there', 'eval')"),
 ]
 """Functions; each raises an error that can be copied."""

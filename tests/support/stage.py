@@ -147,10 +147,7 @@ def call_with_little_stack(frames: int, function: Callable[[], Any]) -> Any:
     return deep(sys.getrecursionlimit() - depth - frames)
 
 
-LOOPS: list[tuple[str, dict[str, Any]]] = [
-    ("asyncio", {}),
-    ("trio", {}),
-]
+LOOPS: list[tuple[str, dict[str, Any]]] = [("asyncio", {}), ("trio", {})]
 """Backends of `anyio.run`, each with its options."""
 if sys.platform != "win32":
     LOOPS.append(("asyncio", {"use_uvloop": True}))
@@ -240,11 +237,7 @@ class Stage:
         return (self.aio_package if self.kind.startswith("aio") else self.package).dynamically
 
     def decorate(
-        self,
-        compute: Callable[..., Sequence[Any]] = _done,
-        *,
-        gated: bool = False,
-        **settings: Any,
+        self, compute: Callable[..., Sequence[Any]] = _done, *, gated: bool = False, **settings: Any
     ) -> Any:
         """Return the batched function, which applies `compute` to each batch.
 
@@ -337,6 +330,16 @@ class Stage:
         with anyio.fail_after(BOUND):
             async with anyio.create_task_group() as group:
                 yield Callers(self, group)
+
+    busy_item: Any = "busy"
+
+    @asynccontextmanager
+    async def busy(self) -> AsyncIterator[Callers]:
+        """Yield callers of a gated function, which meanwhile runs a batch of `busy_item` alone."""
+        async with self.callers() as callers:
+            await callers.call(self.busy_item)
+            await self.running(1)
+            yield callers
 
 
 class Callers:

@@ -30,15 +30,6 @@ def test_short_rows_are_padded_on_one_side(
     assert [batch["ids"].tolist() for batch in two.seen[:2]] == [alone, shared]
 
 
-def test_each_feature_is_padded_to_its_own_longest_row(together: Make) -> None:
-    two = together(unpad=False)
-    two.results(
-        {"a": numpy.array([[1]]), "b": numpy.array([[1, 1, 1]])},
-        {"a": numpy.array([[2, 2]]), "b": numpy.array([[2]])},
-    )
-    assert to_lists(two.seen[0]) == {"a": [[1, 0], [2, 2]], "b": [[1, 1, 1], [2, 0, 0]]}
-
-
 def test_rows_may_be_single_values_or_empty(together: Make) -> None:
     two = together(unpad=False)
     results = two.results({"x": numpy.array([1, 2])}, {"x": [numpy.array(3)]})
@@ -46,18 +37,6 @@ def test_rows_may_be_single_values_or_empty(together: Make) -> None:
     assert [result["x"].tolist() for result in results] == [[1, 2], [3]]
     results = two.results({"x": numpy.zeros((1, 0), int)}, {"x": numpy.ones((2, 2), int)})
     assert two.seen[1]["x"].tolist() == [[0, 0], [1, 1], [1, 1]]
-
-
-def test_rows_of_one_call_may_differ_in_length_without_a_pad(together: Make) -> None:
-    two = together()
-    results = two.results(
-        {"x": [numpy.ones(2), numpy.ones(3)]}, {"x": [numpy.ones(3), numpy.ones(1)]}
-    )
-    assert [result["x"].tolist() for result in results] == [
-        [[1, 1, 0], [1, 1, 1]],
-        [[1, 1, 1], [1, 0, 0]],
-    ]
-    assert [batch["x"].shape for batch in two.seen] == [(4, 3)]
 
 
 def test_tokens_are_padded_to_a_multiple_even_if_one_call_is_the_batch(together: Make) -> None:
@@ -239,6 +218,31 @@ def test_features_that_are_a_batch_are_passed_on_without_a_copy(
     call = {"ids": library.ones((1, 2)), "scores": library.zeros((1, 5)), "n": library.ones(1)}
     one.fn(call)
     assert all(one.seen[0][name] is array for name, array in call.items())
+
+
+def test_a_function_may_change_its_dict_of_features_and_runs_again_with_the_right_ones(
+    together: Make, library: Any
+) -> None:
+    given: list[list[float]] = []
+
+    def compute(features: dict[str, Any]) -> Any:
+        assert sorted(features) == ["ids", "mask"]
+        ids, features["more"] = features.pop("ids"), features["mask"]
+        given.append(ids[:, 0].tolist())
+        if 13 in given[-1]:
+            raise ValueError("13 is bad")
+        return ids * features["mask"]
+
+    four = together(compute, isolate_errors=True)
+    ones = library.ones((1, 2))
+    calls: list[dict[str, Any]] = [{"ids": ones * n, "mask": ones} for n in (2, 13, 4, 5)]
+    first, bad, *others = four.answers(*calls)
+    assert isinstance(bad, ValueError)
+    assert [each.tolist() for each in (first, *others)] == [[[n, n]] for n in (2, 4, 5)]
+    assert given == [[2, 13, 4, 5], [2, 13], [4, 5], [2], [13]]
+    with pytest.raises(ValueError, match="13 is bad"):
+        four.fn(calls[1])
+    assert [sorted(call) for call in calls] == [["ids", "mask"]] * 4, "they are the callers'"
 
 
 class Pair(NamedTuple):

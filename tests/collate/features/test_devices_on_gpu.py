@@ -81,9 +81,7 @@ def test_tensors_on_the_gpu_stay_there() -> None:
 
 
 @pytest.mark.parametrize("callers", [1, 3])
-def test_a_batch_waits_for_inputs_that_the_callers_stream_still_computes(
-    callers: int,
-) -> None:
+def test_a_batch_waits_for_inputs_that_the_callers_stream_still_computes(callers: int) -> None:
     together = Together(doubled, pad_token={"x": 0})
     calls = []
     with torch.cuda.stream(torch.cuda.Stream()):

@@ -102,37 +102,3 @@ def test_hidden_states_and_embeddings_equal_those_of_single_calls(
         assert result.last_hidden_state.shape == (1, features["input_ids"].shape[1], 384)
         assert close(result.last_hidden_state, alone.last_hidden_state)
         assert close(result.pooler_output, alone.pooler_output)
-
-
-@pytest.mark.parametrize("labels", [5, 22])
-def test_a_token_classifier_labels_each_token_as_if_alone(
-    calls: list[dict[str, Any]], labels: int
-) -> None:
-    chosen = [features for features in calls if features["input_ids"].shape[1] <= 22][:60]
-    torch.manual_seed(0)
-    config = transformers.BertConfig(
-        vocab_size=30522,
-        hidden_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=48,
-        num_labels=labels,  # as many as sentences have tokens
-    )
-    classifier = transformers.BertForTokenClassification(config).eval()
-
-    @batched.inference.dynamically(batch_size=16, spread_kwargs=True)
-    def fn(input_ids: Any, attention_mask: Any, token_type_ids: Any = None) -> Any:
-        with torch.inference_mode():
-            return classifier(
-                input_ids=input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids
-            )
-
-    with fn:
-        results = from_many_threads(fn, chosen)
-    assert fn.stats.total_batches < len(chosen)
-    for features, result in zip(chosen, results, strict=True):
-        with torch.inference_mode():
-            alone = classifier(**features)
-        assert type(result) is type(alone)
-        assert result.logits.shape == (1, features["input_ids"].shape[1], labels)
-        assert close(result.logits, alone.logits)

@@ -145,10 +145,7 @@ BAD: list[tuple[Any, list[str]]] = [
         {"ids": numpy.zeros((2, 3)), "mask": numpy.zeros((5, 3), int)},
         ["ids", "(2, 3)", "mask", "(5, 3)", "float64", "int64"],
     ),
-    (
-        {"ids": [ROW, ROW], "mask": numpy.zeros((5, 3))},
-        ["ids", "list of 2", "mask", "(5, 3)"],
-    ),
+    ({"ids": [ROW, ROW], "mask": numpy.zeros((5, 3))}, ["ids", "list of 2", "mask", "(5, 3)"]),
     (
         {"ids": ROW[None], "mask": numpy.array(3)},
         ["mask", "got a single value of int64", "next to the features", "mask=..."],
@@ -204,10 +201,7 @@ def test_tensors_that_make_no_batch_are_refused(together: Make) -> None:
         (torch.tensor(3), "got a single value of torch.int64"),
         (nested, f"{DENSE}torch.Tensor of torch.float32 (nested)"),
         ([nested], f"{DENSE}torch.Tensor of torch.float32 (nested)"),
-        (
-            torch.ones(3, 3).to_sparse(),
-            "torch.Tensor of torch.float32 (3, 3), torch.sparse_coo",
-        ),
+        (torch.ones(3, 3).to_sparse(), "torch.Tensor of torch.float32 (3, 3), torch.sparse_coo"),
         ([row, row.numpy()], "must agree"),
         ([row.numpy(), row], "must agree"),
         (

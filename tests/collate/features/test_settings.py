@@ -42,14 +42,6 @@ def test_an_invalid_setting_is_refused_at_decoration(
             decorator(**settings)
 
 
-@pytest.mark.parametrize(
-    "setting", ["pad_token", "padding_side", "unpad", "spread_kwargs", "device"]
-)
-def test_functions_of_items_have_no_settings_of_features(setting: str) -> None:
-    with pytest.raises(TypeError, match=setting):
-        batched.dynamically(**{setting: None})  # type: ignore[call-overload]  # as a caller might
-
-
 @pytest.mark.model
 def test_an_unknown_device_is_refused_at_decoration() -> None:
     pytest.importorskip("torch")

@@ -17,34 +17,28 @@ TORCH_DTYPES = "float16 bfloat16 float32 float64 complex64 int8 int64 uint8 bool
 # ---------------------------------------------------------------- dtypes
 
 
-@pytest.mark.parametrize("dtype", NUMPY_DTYPES.split())
-def test_arrays_keep_their_dtype_in_a_batch_and_in_results(together: Make, dtype: str) -> None:
-    two = together(pad_token={"x": 0}, unpad=False)
-    calls: list[Any] = [
-        {"x": numpy.ones((1, 2), dtype)},
-        {"x": [numpy.ones(3, dtype), numpy.ones(1, dtype)]},
-    ]
-    results = two.results(*calls)
-    batch = two.seen[0]
-    assert type(batch["x"]) is numpy.ndarray
-    assert batch["x"].dtype == dtype
-    assert batch["x"].tolist() == [[1, 1, 0], [1, 1, 1], [1, 0, 0]]
-    assert [result["x"].dtype for result in results] == [dtype, dtype]
+@pytest.mark.parametrize(
+    ("name", "tensors"),
+    [
+        *((name, False) for name in NUMPY_DTYPES.split()),
+        *(pytest.param(name, True, marks=pytest.mark.model) for name in TORCH_DTYPES.split()),
+    ],
+)
+def test_arrays_keep_their_dtype_in_a_batch_and_in_results(
+    together: Make, name: str, tensors: bool
+) -> None:
+    torch: Any = pytest.importorskip("torch") if tensors else None
+    dtype = getattr(torch, name) if tensors else numpy.dtype(name)
 
+    def ones(*shape: int) -> Any:
+        return torch.ones(*shape).to(dtype) if tensors else numpy.ones(shape, dtype)
 
-@pytest.mark.model
-@pytest.mark.parametrize("name", TORCH_DTYPES.split())
-def test_tensors_keep_their_dtype_in_a_batch_and_in_results(together: Make, name: str) -> None:
-    torch = pytest.importorskip("torch")
-    dtype = getattr(torch, name)
     two = together(pad_token={"x": 0}, unpad=False)
-    results = two.results(
-        {"x": torch.ones(1, 2).to(dtype)}, {"x": [torch.ones(3).to(dtype), torch.ones(1).to(dtype)]}
-    )
-    batch = two.seen[0]
-    assert type(batch["x"]) is torch.Tensor
-    assert batch["x"].dtype is dtype
-    assert batch["x"].to(torch.complex64).tolist() == [[1, 1, 0], [1, 1, 1], [1, 0, 0]]
+    results = two.results({"x": ones(1, 2)}, {"x": [ones(3), ones(1)]})
+    array = two.seen[0]["x"]
+    assert (type(array), array.dtype) == (type(ones(1)), dtype)
+    array = array.to(torch.complex64) if tensors else array
+    assert array.tolist() == [[1, 1, 0], [1, 1, 1], [1, 0, 0]]
     assert [result["x"].dtype for result in results] == [dtype, dtype]
 
 
@@ -74,36 +68,29 @@ def test_the_default_device_of_torch_does_not_matter(together: Make) -> None:
 # ---------------------------------------------------------------- calls that share a batch
 
 
-def test_calls_with_different_features_never_share_a_batch(together: Make) -> None:
-    two = together()
-    first = {"ids": numpy.array([[1, 2]])}
-    second = {"ids": numpy.array([[3, 4]]), "mask": numpy.array([[1, 0]])}
-    results = two.results(first, second)
-    assert sorted(map(sorted, two.seen)) == [["ids"], ["ids", "mask"]]
-    assert [sorted(result) for result in results] == [["ids"], ["ids", "mask"]]
-
-
 @pytest.mark.parametrize(
     "other",
     [
-        numpy.zeros((1, 3), numpy.float32),
-        numpy.zeros((1, 3), ">i8"),
-        numpy.zeros((1, 3), numpy.int32),
-        numpy.zeros((1,), numpy.int64),
-        numpy.zeros((1, 3, 1), numpy.int64),
+        {"x": numpy.zeros((1, 3), numpy.float32)},
+        {"x": numpy.zeros((1, 3), ">i8")},
+        {"x": numpy.zeros((1, 3), numpy.int32)},
+        {"x": numpy.zeros(1, numpy.int64)},
+        {"x": numpy.zeros((1, 3, 1), numpy.int64)},
+        {"x": numpy.zeros((1, 3), numpy.int64), "mask": numpy.zeros((1, 3), numpy.int64)},
         pytest.param("tensor", marks=pytest.mark.model),
     ],
     ids=str,
 )
-def test_calls_that_differ_in_dtype_rank_or_library_never_share_a_batch(
+def test_calls_that_differ_in_names_dtype_rank_or_library_never_share_a_batch(
     together: Make, other: Any
 ) -> None:
     if isinstance(other, str):
-        other = pytest.importorskip("torch").zeros((1, 3)).long()
+        other = {"x": pytest.importorskip("torch").zeros((1, 3)).long()}
     two = together()
-    results = two.results({"x": numpy.zeros((1, 3), numpy.int64)}, {"x": other})
+    _, result = two.results({"x": numpy.zeros((1, 3), numpy.int64)}, other)
     assert len(two.seen) == 2
-    assert (results[1]["x"].dtype, results[1]["x"].shape) == (other.dtype, other.shape)
+    assert list(result) == list(other)
+    assert (result["x"].dtype, result["x"].shape) == (other["x"].dtype, other["x"].shape)
 
 
 def test_calls_that_differ_in_the_shape_after_their_length_never_share_a_batch(
@@ -249,18 +236,9 @@ def test_each_feature_has_a_pad_of_its_own(together: Make, spelling: str) -> Non
 @pytest.mark.parametrize(
     ("dtype", "pad"),
     [
-        ("uint8", -1),
-        ("uint8", 256),
-        ("int32", 2**40),
-        ("int64", 2**63),
-        ("int64", 0.5),
-        ("int64", float("inf")),
-        ("int64", float("nan")),
-        ("int64", 1j),
-        ("bool", 2),
-        ("float32", 1j),
-        ("float32", 1e300),
-        ("float16", 1e6),
+        *(("uint8", -1), ("uint8", 256), ("int32", 2**40), ("bool", 2)),
+        *(("int64", pad) for pad in (2**63, 0.5, float("inf"), float("nan"), 1j)),
+        *(("float32", 1j), ("float32", 1e300), ("float16", 1e6)),
     ],
 )
 def test_a_pad_that_the_dtype_cannot_hold_is_refused_to_its_callers_alone(
