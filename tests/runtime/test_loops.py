@@ -20,7 +20,7 @@ import pytest
 import trio
 
 import batched
-from batched._runtime.async_backend import current_loop
+from batched._runtime.async_backend import current_loop, current_task
 from stage import BOUND, LOOPS, echo_coroutine, in_time, wait_until
 
 uvloop: Any = pytest.importorskip("uvloop", reason="uvloop does not exist for Windows")
@@ -124,6 +124,18 @@ def test_a_coroutine_function_has_one_queue_per_loop_which_goes_with_it() -> Non
     wait_until(lambda: gc.collect() >= 0 and not len(runtimes._runtimes))
     assert not any(ref() for ref in refs)
     assert fn.stats.calls == 4
+
+
+def test_the_task_of_a_loop_that_is_gone_may_be_closed_between_the_tasks_of_trio() -> None:
+    found: list[object] = []
+
+    class Instrument(trio.abc.Instrument):
+        def before_io_wait(self, timeout: float) -> None:
+            found.append(current_task())
+
+    trio.run(trio.sleep, 0, instruments=[Instrument()])
+    assert found
+    assert not any(found)
 
 
 def test_a_coroutine_function_cannot_be_called_where_no_loop_runs() -> None:
