@@ -124,9 +124,6 @@ class ServerGone(BatcherClosed):
     have run, and is never sent again. The next call connects again.
     """
 
-    retry_after_s: float = 0.0
-    """Time until the process is started again, if it has died several times (s)."""
-
 
 class EndpointError(BatchedError, RuntimeError):
     """Failure of a prompt or a text: the service returned an error, an unusable answer, or nothing.

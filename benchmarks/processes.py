@@ -39,7 +39,7 @@ from urllib.parse import quote
 import numpy as np
 
 import batched
-from batched._connect import messages
+from batched._connect import frames
 from batched._connect.memory import LARGE
 from report import Figure, Result, conclude, parser
 from traffic import async_spans, by_coroutines, by_threads, rate, spans
@@ -147,8 +147,8 @@ def model_process(large: int) -> Iterator[str]:
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder, "same.socket"))
         code = (
-            "from batched._connect import messages; from batched.cli import main; "
-            f"messages.LARGE = {large}; main(['serve', 'processes:same', '--socket', {path!r}])"
+            "from batched._connect import frames; from batched.cli import main; "
+            f"frames.LARGE = {large}; main(['serve', 'processes:same', '--socket', {path!r}])"
         )
         command = [sys.executable, "-c", code]
         with subprocess.Popen(command, cwd=HERE, stdout=subprocess.PIPE) as process:
@@ -191,11 +191,11 @@ def with_arrays(call: AsyncCall, callers: int, large: int) -> float:
     The arrays cross in shared memory if they have `large` bytes.
     """
     arrays = [np.full(ARRAY, number, np.uint8) for number in range(64)] * (CALLS_WITH_ARRAYS // 64)
-    messages.LARGE = large  # type: ignore[attr-defined]
+    frames.LARGE = large  # type: ignore[attr-defined]
     try:
         answers = asyncio.run(by_coroutines(call, callers, arrays))
     finally:
-        messages.LARGE = LARGE  # type: ignore[attr-defined]
+        frames.LARGE = LARGE  # type: ignore[attr-defined]
     return rate(answers, callers, WARM_UP_WITH_ARRAYS)
 
 

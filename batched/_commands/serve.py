@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import os
 import socket
 from contextlib import closing
 from typing import Final
 
 from .._connect import UNIX, check_system
-from .._connect.place import Place, listen, served_here
+from .._connect.place import Place, served_here
 from .._connect.server import ModelServer, find_function
 from .._connect.starting import find
 from ..errors import ServerGone
@@ -33,22 +32,20 @@ def serve(args: argparse.Namespace) -> int:
     if args.target is None:
         raise argument_error("name the function as module:function")
     path = args.socket.expanduser().absolute()
+    place = Place(path)
     served_here.add(path)
     import_attribute(args.target)  # first: its errors name the module
-    served_here.discard(path)
     try:
         function = find_function(args.target)
-        listener = listen(path)
+        server = ModelServer(function, place.listen(), place)
     except (ServerGone, TypeError, OSError) as error:
         raise argument_error(str(error)) from error
-    served_here.add(path)
-    server = ModelServer(function, listener, Place(path), None)
 
     def ready() -> None:
         print(f"{server.name} is served on {UNIX}{path}", flush=True)
         _notify("READY=1")
 
-    asyncio.run(server.run(ready, lambda: _notify("STOPPING=1")))
+    server.run(ready, lambda: _notify("STOPPING=1"))
     return 0
 
 

@@ -1,63 +1,76 @@
 """Client's runtime: calls cross a socket to a model process, which runs them.
 
-The queue of a client is that of any runtime. A call leaves the queue as soon as the process has
-room for it (`credit`): the thread that calls also sends, and sends the calls of other threads that
-come meanwhile. One thread for each connection connects, receives answers and wakes callers.
+1. Callers send for each other: see `Wire`. The tasks of an event loop send once a turn.
+2. A thread that waits reads for all callers, and hands the reading on once it has its answer. The
+   connection's own thread reads while only futures and event loops wait: see `Connection`.
+3. Who removes a call from `_calls`, or from `_blocked`, wakes its caller (`_end`). The call has its
+   result or its error by then.
+4. A signal handler may raise in a thread that waits. Anywhere else it ends all calls (`abort`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-import pickle
+import math
+import select
 import socket
 import time
 import weakref
-from collections import Counter, deque
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import CancelledError
+from contextlib import suppress
 from typing import Any, Final
 
-from .._core.capacity import Capacity
-from .._core.linger import NEVER
 from .._core.policy import BatchPolicy
-from .._core.scheduler import Batch, Request
+from .._core.scheduler import Request
 from .._execution.execution import Execution
 from .._function.requests import MISSING
-from .._runtime.async_backend import current_loop, post
-from .._runtime.call_queue import CallQueue
+from .._runtime import observer
+from .._runtime.async_backend import post
+from .._runtime.call_queue import INTERRUPTED, CallQueue
 from .._runtime.recorder import Recorder
-from .._runtime.runtime import CANNOT_START, MANY
+from .._runtime.runtime import CANNOT_START
 from .._runtime.settling import Wakers, take_wakers
 from .._runtime.timer_thread import daemon_thread
 from .._runtime.waits import enter_worker
-from .._runtime.wakers import log_failure, wake_all
-from ..errors import BatcherClosed, RemoteError, ServerGone
-from ..stats import Stats
-from .greeting import Greeting
-from .messages import CALL, CANCEL, CHUNK, RESET, RESULT, STATS, Channel, Frame, Message, pickled
+from .._runtime.wakers import Future, Lock, log_failure, wake_all
+from ..errors import BatcherClosed, QueueFull, QueueTimeout, ServerGone
+from .frames import (
+    CALL,
+    CANCEL,
+    CHUNK,
+    NOTHING,
+    RESET,
+    RESULT,
+    STATS,
+    Numbered,
+    load,
+    pickled,
+    restored,
+)
+from .greeting import PATIENCE
 from .place import Place
+from .wire import Wire
 
-MOST_TURNS: Final = 8
-"""Most times that a caller sends calls of other threads before a thread takes over."""
+TICK: Final = 1e-3
+"""Pause of the thread while a caller reads the last answers (s)."""
 LEAST_AHEAD: Final = 256
 """Least number of calls that `map` makes ahead by default."""
-PATIENCE: Final = 10.0
-"""Time for the model process to send its statistics (s)."""
-
-Dial = Callable[[], tuple[socket.socket, Greeting, Channel, Place]]
 
 
 class ClientParser:
     """Parser of calls that a model process parses again."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, queue_timeout_ms: float | None) -> None:
         self._name = name
+        self._queue_timeout_ms = queue_timeout_ms
 
     def read(
         self, item: Any, args: tuple[Any, ...], _: object, single: bool, /
     ) -> tuple[Any, tuple[Any, ...], bool]:
-        """Return what `prepare` gets: see `ItemRequestParser.read`."""
+        """Return the parts of a call that `prepare` needs: see `ItemRequestParser.read`."""
         if item is MISSING:
             raise TypeError(f"{self._name} needs an item, or a list of items")
         return item, args, single or not isinstance(item, list)
@@ -72,7 +85,7 @@ class ClientParser:
         single: bool,
         /,
     ) -> Request:
-        """Return the call, whose items are a message.
+        """Return the call, with a message in place of its items.
 
         Raises:
             TypeError: an argument cannot be pickled.
@@ -81,7 +94,7 @@ class ClientParser:
             return Request(None, 0, None, waker)
         given = args if item is MISSING else (item, *args)
         try:
-            message = pickled((given, kwargs, single))
+            message = pickled((given, kwargs, single, self._queue_timeout_ms))
         except Exception as error:
             raise TypeError(
                 f"the arguments of {self._name} cannot be sent to its process "
@@ -90,180 +103,84 @@ class ClientParser:
         return Request(message, 1, None, waker)
 
 
-class _Connection:
-    """Socket of a client, and the calls that were sent and not answered."""
-
-    def __init__(
-        self, link: socket.socket, greeting: Greeting, channel: Channel, place: Place
-    ) -> None:
-        self.channel = channel
-        self.credit: int = greeting["credit"]  # most calls under way
-        self.peer: int = greeting["pid"]  # the process
-        self.place = place
-        self.calls: dict[int, tuple[Request, Batch]] = {}  # by number; under the runtime's lock
-        self.outbox: deque[tuple[int, int, Message | None]] = deque()  # frames besides calls
-        self.sending = False  # whether a thread sends; under the runtime's lock
-        self._link = link
-
-    def send(self, data: bytes | memoryview, *, wait: bool) -> memoryview | None:
-        """Send `data`. Without `wait`, return the rest for which the socket has no room."""
-        rest = memoryview(data)
-        while rest:
-            try:
-                rest = rest[self._link.send(rest, 0 if wait else socket.MSG_DONTWAIT) :]
-            except BlockingIOError:
-                return rest
-        return None
-
-    def receive(self, buffer: bytearray) -> int:
-        """Fill `buffer`. Return the number of bytes, 0 at the end of the connection."""
-        try:
-            return self._link.recv_into(buffer)
-        except OSError:
-            return 0
-
-    def end(self) -> None:
-        """End the connection. The thread that receives wakes up and closes the socket."""
-        try:
-            self._link.shutdown(socket.SHUT_RDWR)
-        except OSError:  # has ended already
-            pass
-
-    def close(self) -> None:
-        """Close the socket in this process."""
-        self._link.close()
-
-
 class ClientRuntime(CallQueue):
-    """Runtime of the calls of this process for one model process."""
+    """Runtime of the calls of this process for one model process.
+
+    It has no queue of its own: `max_queue_size` limits unanswered calls.
+    """
 
     cancels_running = True
+    most_ahead = LEAST_AHEAD
+    """Calls that `map` makes ahead: the items of the next batches of the function."""
 
     def __init__(
-        self,
-        policy: BatchPolicy,
-        execution: Execution,
-        recorder: Recorder,
-        _: object,
-        name: str,
+        self, policy: BatchPolicy, execution: Execution, recorder: Recorder, _: object, name: str
     ) -> None:
         self._remote: Any = execution.func  # a `RemoteFunction`
-        self._numbers = itertools.count(1)  # of the threads
-        self._pause = 0.0  # time until a process that has died is started again (s)
-        super().__init__(
-            replace(policy, flush="eager", max_concurrent_batches=MANY), recorder, name
-        )
+        self._numbers = itertools.count(1)
+        self._place: Place | None = None  # of the process of the last connection
+        self._connections: list[Connection] = []  # at most one
+        super().__init__(policy, recorder, name)
+        weakref.finalize(self, _end_all, self._connections).atexit = False
 
     def _reset(self) -> None:
         super()._reset()
-        self._connection: _Connection | None = None
-        self._connecting = False
-        self._posted: object = None  # the loop that will call `_send`
-
-    def close(self, cancel: bool) -> None:
-        super().close(cancel)
-        with self._lock:
-            self._end_if_idle()
+        self._calls: dict[int, Request] = {}  # calls without an answer, by number
+        self._blocked: dict[int, Request] = {}  # calls that wait for room, by number, oldest first
+        self._posted: object = None  # the event loop that is about to send
+        self._wire: Wire | None = None  # of the connection, once it is made
 
     def submit(self, request: Request, *, from_event_loop: bool) -> bool:
-        queued = super().submit(request, from_event_loop=from_event_loop)
-        if self._connection is not None:
-            waker = request.waker
-            # a task that awaits lets the calls of other tasks of its loop join
-            if hasattr(waker, "get_loop") and (loop := current_loop()) is waker.get_loop():
-                self._send_soon(loop)
-            else:
-                self._send()
-        return queued
+        """Send a call, or let it wait until fewer calls are unanswered.
 
-    def cancel(self, request: Request, even_begun: bool = False) -> bool:
-        del even_begun  # only the model process knows; it drops a call that has not begun there
-        cancelled = super().cancel(request, True)
-        if cancelled and request.dispatched:
-            with self._lock:
-                connection = self._connection
-                if connection is None:
-                    return True
-                sent, batch = connection.calls.get(request.number, (None, None))
-                if sent is not request or batch is None:  # of an earlier connection
-                    return True
-                del connection.calls[request.number]
-                self._end_calls({batch: 1})
-                connection.outbox.append((CANCEL, request.number, None))
-                self._end_if_idle()
-            self._send()
-        return cancelled
-
-    def abort(self, why: str, wakers: Wakers | None = None) -> None:
-        connection = self._connection
-        super().abort(why, wakers)
-        if connection is not None:
-            connection.end()
-
-    def forget(self) -> None:
-        if self._connection is not None:  # the parent of a fork goes on using the socket
-            self._connection.close()
-        super().forget()
-
-    def _time_of_queue(self) -> float:
-        connection = self._connection
-        most = self.policy.batch_size if connection is None else connection.credit
-        return self._scheduler.time_left(most)
-
-    @property
-    def most_ahead(self) -> int:
-        """Calls that `map` makes ahead: as many as may be under way."""
-        connection = self._connection
-        return LEAST_AHEAD if connection is None else max(connection.credit, LEAST_AHEAD)
-
-    def stats(self) -> Stats:
-        """Return the statistics of the model process. They are zero if it does not run."""
-        return self._ask(STATS) or Recorder().snapshot(0, 0, 0)
-
-    def reset_stats(self) -> None:
-        """Set the statistics of the model process to zero."""
-        self._ask(RESET)
-
-    def _ask(self, kind: int) -> Any:
-        """Return the answer of the model process to a question, or None if it does not run.
-
-        The question has a connection of its own, so that any thread may wait for the answer.
+        Return whether it did not have to wait.
         """
-        connection = self._connection
-        found = self._remote.find(connection and connection.place)
-        if found is None:
-            return None
-        link, _, channel, _ = found
-        with link:
-            link.settimeout(PATIENCE)
-            try:
-                link.sendall(b"".join(channel.write(kind, 0)))
-                frames: list[Frame] = []
-                while not frames:
-                    frames = channel.read(received(link))
-            except OSError as error:
-                raise ServerGone(
-                    f"the process of {self.name} did not send its statistics: {error}"
-                ) from None
-        return frames[0].load()
-
-    def _call_worker(self) -> None:
-        """Connect, unless a connection exists or is being made."""
-        with self._lock:
-            if self._connecting or self._connection is not None:
-                return
-            self._connecting = True
-        name = f"{self.name}-{next(self._numbers)}"
+        del from_event_loop
+        if self._lock._is_owned():
+            raise RuntimeError(f"{self.name} is called by code that has interrupted it")
+        most = self.policy.max_queue_size or math.inf
+        waker: Any = request.waker
         try:
-            daemon_thread(name, _serve, weakref.ref(self), self._remote.dial).start()
-        except BaseException as error:
-            self.abort(f"no thread can be started to connect: {error}")
-            if not isinstance(error, CANNOT_START):
-                raise
+            with self._lock:
+                if self._wire is not None and not self._calls and self._wire.wait(0):
+                    self._hang_up()  # no answer is due: the connection has ended
+                full = len(self._calls) + len(self._blocked) >= most
+                is_open = not self._closed or self.exiting
+                if is_open and not (full and self.policy.on_full == "raise"):
+                    request.arrived, request.number = time.perf_counter(), next(self._numbers)
+                    self.recorder.accept()
+                    if full:
+                        self._blocked[request.number] = request
+                    else:
+                        self._enter(request)
+            if not request.arrived:
+                raise self._refused(request, is_open)
+            if not self._connections or type(waker) is not Lock:
+                self._call_worker(waker)
+            get_loop = getattr(waker, "get_loop", None)
+            self._send(get_loop and get_loop())
+        except (QueueFull, BatcherClosed):
+            raise
+        except BaseException:
+            self.abort(INTERRUPTED)
+            raise
+        if observer.share is not None:
+            observer.share()
+        return not full
 
-    def _send_soon(self, loop: Any) -> None:
-        """Let `loop`, which runs this code, send once the tasks that are ready have called."""
-        if self._posted is not loop:
+    def _enter(self, request: Request) -> None:
+        """Send a call soon, or once the connection exists. The caller holds the lock."""
+        self._calls[request.number] = request
+        if self._wire is not None:
+            request.dispatched = 1
+            self._wire.outbox.append((request.number, CALL, request.items))
+
+    def _send(self, loop: Any = None) -> None:
+        """Send now; on a loop, once its other tasks that are ready have called."""
+        if loop is None:
+            if (wire := self._wire) is not None:
+                wire.flush()
+        elif self._posted is not loop:
             if isinstance(loop, asyncio.AbstractEventLoop):
                 loop.call_soon(self._send_posted)
             else:
@@ -274,248 +191,374 @@ class ClientRuntime(CallQueue):
         self._posted = None
         self._send()
 
-    def _send(self) -> None:
-        """Send all frames that may leave, unless another thread is sending them."""
-        if self._postpone(self._send):
-            return
-        connection, sends = None, False
-        try:
-            with self._lock:
-                connection = self._connection
-                if connection is None or connection.sending:
-                    return
-                sends = connection.sending = True
-            self._send_all(connection, wait=False)
-        except BaseException:  # of a signal handler: nobody else would send
-            if sends and connection is not None:
+    def _call_worker(self, waker: Any = None) -> None:
+        """Connect, or let the connection's thread read if no caller will."""
+        with self._lock:
+            new = not self._connections
+            if new:
+                self._connections.append(Connection())
+            connection = self._connections[0]
+            idle = connection.reader is None and type(waker) is not Lock
+            if idle:
+                connection.reader = connection
+        if idle:
+            connection.release()
+        if new:
+            target = self._remote.dial, connection
+            try:
+                daemon_thread(self.name, _serve, weakref.ref(self), *target).start()
+            except CANNOT_START as error:
+                self.lost(connection, f"no thread can be started to connect: {error}")
+
+    def connected(self, connection: Connection, most_ahead: int, place: Place) -> None:
+        """Send the calls that wait for a connection."""
+        self.most_ahead = max(LEAST_AHEAD, most_ahead)
+        self._place = place
+        with self._lock:
+            if connection not in self._connections:  # the calls were ended meanwhile
                 connection.end()
-            raise
-
-    def _send_all(self, connection: _Connection, *, wait: bool) -> None:
-        """Send frames until none is left.
-
-        Without `wait`, another thread goes on once the socket is full, or other threads call all
-        the time: this thread has a call of its own. The caller has set `sending`.
-        """
-        try:
-            for turn in itertools.count(1):
-                with self._lock:
-                    frames = self._take_frames(connection)
-                    if not frames:
-                        connection.sending = False
-                        break
-                write = connection.channel.write
-                data = b"".join([part for frame in frames for part in write(*frame)])
-                rest = connection.send(data, wait=wait)
-                if rest is not None or (turn >= MOST_TURNS and not wait):
-                    name = f"{self.name}-send"
-                    daemon_thread(name, self._send_rest, connection, rest or b"").start()
-                    break
-        except OSError:  # the thread that receives ends all calls
-            connection.end()
-        except BaseException:  # nobody knows how much was sent
-            connection.end()
-            raise
-        with self._lock:
-            self._notify_admitted()
-
-    def _send_rest(self, connection: _Connection, rest: bytes | memoryview) -> None:
-        try:
-            connection.send(rest, wait=True)
-        except OSError:
-            connection.end()
-            return
-        self._send_all(connection, wait=True)
-
-    def _take_frames(self, connection: _Connection) -> list[tuple[int, int, Message | None]]:
-        """Return the frames that may leave, under the lock."""
-        frames = [connection.outbox.popleft() for _ in range(len(connection.outbox))]
-        scheduler = self._scheduler
-        if connection is not self._connection:
-            return frames
-        while scheduler.waiting and (room := connection.credit - scheduler.in_flight) > 0:
-            scheduler.capacity = Capacity(room, None)
-            batch = scheduler.take(time.perf_counter())
-            if batch is None:
-                break
-            self.recorder.waited(batch.waits)
-            for request, _, _ in batch.slices:
-                connection.calls[request.number] = request, batch
-                frames.append((CALL, request.number, request.items))
-        return frames
-
-    def adopt(self, connection: _Connection) -> bool:
-        """Use `connection` from now on. Return False if no call needs it any more."""
-        with self._lock:
-            self._connecting = False
-            if self._closed and not self._scheduler.waiting:
-                self._alarm = NEVER
-                return False
-            self._connection = connection
-            self._workers.add(connection)
-        self._send()
-        return True
-
-    def answer(self, connection: _Connection, frames: list[Frame]) -> None:
-        """Answer the calls of `frames`."""
-        answers: dict[int, tuple[Any, bool]] = {}
-        for frame in frames:
-            if frame.number in connection.calls:
-                answers[frame.number] = self._load(frame)
-            else:  # its caller has gone
-                frame.drop()
-        ended: list[Request] = []
-        wakers = Wakers()
-        sizes: Counter[Batch] = Counter()
-        with self._lock:
-            for number, (value, failed) in answers.items():
-                request, batch = connection.calls.pop(number, (None, None))
-                if request is None or batch is None:
-                    continue  # cancelled meanwhile
-                sizes[batch] += 1
-                if request.waker is None:  # about to be cancelled
-                    continue
-                if failed:
-                    request.error = value
-                else:
-                    request.result, request.answered = value, 1
-                ended.append(request)
-            if not sizes:
                 return
-            take_wakers(ended, wakers)
-            if connection is self._connection:
-                self._end_calls(sizes)
-            more = self._scheduler.waiting > 0
-            self._end_if_idle()
-        try:
-            if more:
-                self._send()
-        finally:
-            wake_all(wakers.values())
+            self._wire = connection.wire
+            for request in self._calls.values():
+                self._enter(request)
+        self._send()
+        self._end_if_idle()
 
-    def _load(self, frame: Frame) -> tuple[Any, bool]:
-        """Return the result or the error of a call, and whether it is an error."""
+    def wait(self, request: Request, waker: Any, /) -> None:
+        """Wait until `request` has ended, and read for all callers while no other thread does."""
+        for connection in [*self._connections]:
+            waits = False
+            try:
+                connection.waiting[waker] = None
+                while request.waker is not None:
+                    reads = self.may_read(connection, waker)
+                    waits = True  # until an answer or, by `pass_on`, the turn to read has come
+                    connection.wire.wait() if reads else waker.acquire()
+                    waits = False
+                    if reads:
+                        self.answer(connection.read(), connection.left)
+                        if connection.left:
+                            connection.release()
+                self._leave(connection, waker)
+            except BaseException:
+                if waits:
+                    self._leave(connection, waker)
+                else:
+                    self.abort(INTERRUPTED)
+                raise
+        if request.error is None:
+            self._decode(request, *request.result)
+
+    def _leave(self, connection: Connection, waker: Any) -> None:
         try:
-            value = frame.load()
-            if frame.kind == RESULT:
-                return value, False
-            return restored(*value), True
-        except Exception as error:
-            refused = TypeError(
+            del connection.waiting[waker]
+            if connection.reader is waker:
+                self.pass_on(connection)
+        except BaseException:
+            self.abort(INTERRUPTED)
+            raise
+
+    def may_read(self, connection: Connection, reader: Any) -> bool:
+        """Return whether `reader` reads. It begins to if there is no reader."""
+        with self._lock:
+            if connection.reader is None:
+                connection.reader = reader
+            return connection.reader is reader
+
+    def pass_on(self, connection: Connection) -> None:
+        """Let a caller that waits read, or else the connection's thread, until no call is left."""
+        with self._lock:
+            before: Any = connection.reader
+            reader: Any = None
+            if self._calls:
+                reader = next(iter([*connection.waiting]), connection)  # callers come and go
+            connection.reader = reader
+        if reader not in (None, before):
+            wake_all([reader])
+
+    def answer(self, messages: Iterable[Numbered], left: deque[Numbered] | None = None) -> None:
+        """End calls that are answered. A caller who waits reads the message of its own answer.
+
+        A caller who reads for all gives `left`, for the answers of futures and tasks.
+        """
+        self.waking.add(0)
+        try:
+            ended = []
+            for number, kind, message in messages:
+                request = self._calls.get(number)
+                if request is None:  # its caller has gone
+                    continue
+                if type(request.waker) is Lock:
+                    request.result = kind, message
+                elif left is not None:
+                    left.append((number, kind, message))
+                    continue
+                else:
+                    self._decode(request, kind, message)
+                ended.append(request)
+            self._end(ended)
+        finally:
+            self.waking.discard(0)
+
+    def _decode(self, request: Request, kind: int, message: Any) -> None:
+        try:
+            value = load(message)
+            if kind == RESULT:
+                request.result = value
+            else:
+                request.error = restored(*value)
+                if type(request.error) is QueueTimeout:
+                    self.recorder.count("timed_out")
+        except Exception as error:  # of any code that a pickle calls
+            request.error = TypeError(
                 f"the result of {self.name} cannot be read in this process "
                 f"({type(error).__name__}: {error})"
             )
-            refused.__cause__ = error
-            return refused, True
+            request.error.__cause__ = error
 
-    def _end_calls(self, sizes: Mapping[Batch, int]) -> None:
-        """Give the credit of calls back, under the lock. `sizes`: their number, by batch."""
-        scheduler = self._scheduler
-        for batch, size in sizes.items():
-            scheduler.answer_early(batch, size)
-            if batch.early == batch.size:
-                scheduler.finished(batch, time.perf_counter())
+    def _end(self, ended: Iterable[Request]) -> None:
+        """Wake the callers of calls that end now, and send calls for which there is room now."""
+        wakers: Wakers = {}
+        most = self.policy.max_queue_size or 0
+        try:
+            with self._lock:
+                take_wakers([*filter(self._take, ended)], wakers)
+                while self._blocked and len(self._calls) < most:
+                    request = self._blocked.pop(next(iter(self._blocked)))
+                    self._enter(request)
+                    if isinstance(request.waker, Future):
+                        request.waker.notify_of_room()
+            wake_all(wakers.values())
+            self._send()
+            self._end_if_idle()
+        except BaseException:
+            self.abort(INTERRUPTED, wakers)
+            raise
+
+    def _take(self, request: Request) -> Request | None:
+        number = request.number
+        return self._calls.pop(number, None) or self._blocked.pop(number, None)
+
+    def _fail(self, request: Request, error: BaseException) -> bool:
+        """End a call by `error`. Return False if it has ended."""
+        with self._lock:
+            here = request.number in self._calls or request.number in self._blocked
+            if here:
+                request.error = error
+        if here:
+            self._end([request])
+        return here
+
+    def cancel(self, request: Request, even_begun: bool = False) -> bool:
+        """End a call. The process drops it if it has not begun."""
+        del even_begun  # only the model process knows
+        if self._postpone(self.cancel, request) or not self._fail(request, CancelledError()):
+            return False
+        self.recorder.count("cancelled")
+        if request.dispatched and (wire := self._wire) is not None:
+            wire.send((request.number, CANCEL, NOTHING))
+        return True
+
+    def _refused(self, request: Request, is_open: bool) -> Exception:
+        if not is_open:
+            return super()._refused(request, is_open)
+        self.recorder.count("rejected")
+        self.notices.add("refusal", "a call was refused: too many calls have no answer")
+        return QueueFull(
+            f"{self.name} has no room for a call: {len(self._calls)} calls have no answer yet, of "
+            f"at most {self.policy.max_queue_size} (max_queue_size)"
+        )
+
+    def close(self, cancel: bool) -> None:
+        """Refuse calls from now on. With `cancel`, end all that were not sent."""
+        if self._postpone(self.close, cancel):
+            return
+        self._closed = True
+        why = f"{self.name} was shut down before this call ran"
+        for request in self._find_open() if cancel else ():
+            is_future = isinstance(request.waker, Future)
+            error = CancelledError() if is_future else BatcherClosed(why)
+            if not request.dispatched and self._fail(request, error):
+                self.recorder.count("cancelled")
+        self._send()  # the calls that a loop, which may be blocked, is about to send
+        self._end_if_idle()
 
     def _end_if_idle(self) -> None:
-        """End the connection of a closed queue without calls. The caller holds the lock."""
-        if self._closed and self._connection is not None and not any(self.load()):
-            self._connection.end()
-            self._workers.clear()
-            self._connection, self._alarm = None, NEVER
-
-    def lost(self, connection: _Connection | None, why: str, pause: float) -> None:
-        """End all calls, because the connection has ended or could not be made.
-
-        `pause` is the time until the process is started again, if it is known (s).
-        """
         with self._lock:
-            if connection is not self._connection:
-                return
-        self._pause = pause
-        self.notices.add("process", why)
-        self.abort(why)
+            if self._closed and not any(self.load()):
+                self._hang_up()
+
+    def _hang_up(self) -> None:
+        """End the connection. The next call makes another one."""
+        with self._lock:
+            _end_all(self._connections)
+            self._connections.clear()
+            self._wire = None
+
+    def lost(self, connection: Connection, why: str) -> None:
+        """End all calls, because the connection has ended or could not be made."""
+        place = self._place
+        if place is not None and (log := place.last_words()):
+            why = f"{why}; its log is {log}"
+        self.abort(why, connection=connection)
+        if place is not None:
+            place.clean()
+
+    def abort(
+        self, why: str, wakers: Wakers | None = None, connection: Connection | None = None
+    ) -> None:
+        """End all calls and the connection, unless it is another one than `connection`."""
+        lost = wakers or {}
+        try:
+            with self._lock:
+                if connection is not None and connection not in self._connections:
+                    return
+                self._hang_up()
+                calls = self._find_open()
+                for request in calls:
+                    request.error = self._lost_call(why)
+                take_wakers(calls, lost)
+                self._calls.clear()
+                self._blocked.clear()
+            wake_all(lost.values())
+            for _ in calls:
+                self.recorder.count("lost")
+                self.notices.add("loss", f"a call was lost: {why}")
+        except BaseException:  # a signal handler has raised again
+            self.abort(why, lost)
+            raise
 
     def _lost_call(self, why: str) -> BatcherClosed:
-        error = ServerGone(f"{self.name}: {why}")
-        error.retry_after_s = self._pause
-        return error
+        return ServerGone(f"{self.name}: {why}")
 
+    def forget(self) -> None:
+        for connection in self._connections:
+            connection.close()  # the parent of the fork goes on using the socket
+        self._connections.clear()
+        super().forget()
 
-def received(link: socket.socket) -> bytes:
-    """Return the next bytes of a socket.
+    def _find_open(self) -> list[Request]:
+        return [*self._calls.values(), *self._blocked.values()]
 
-    Raises:
-        OSError: the connection has ended.
-    """
-    data = link.recv(CHUNK)
-    if not data:
-        raise ConnectionResetError("the connection has ended")
-    return data
+    def load(self) -> tuple[int, int, int]:
+        """Return the numbers of calls that wait for a connection or for room, and of sent ones."""
+        calls, blocked = [*self._calls.values()], len(self._blocked)
+        sent = sum([each.dispatched for each in calls])
+        return len(calls) - sent, blocked, sent
 
+    def ask(self, *, reset: bool = False) -> Any:
+        """Return the statistics of the model process, or None if it does not run.
 
-def restored(data: bytes | None, remote: RemoteError) -> BaseException:
-    """Return an error of another process.
-
-    `data` is the pickled error with its causes, None if these cannot be pickled. The `RemoteError`
-    stands for an error whose class this process does not know.
-    """
-    error: BaseException = remote
-    if data is not None:
+        With `reset`, set them to zero. The question has a connection of its own.
+        """
+        found = self._remote.find(self._place)
+        if found is None:
+            return None
+        link, _, channel, _ = found
+        wire = Wire(link, channel)
+        link.settimeout(PATIENCE)
+        wire.send((0, RESET if reset else STATS, NOTHING))
         try:
-            chain: list[BaseException] = pickle.loads(data)
-            for effect, cause in itertools.pairwise(chain):
-                effect.__cause__ = cause
-            error = chain[0]
-        except Exception:  # a class may not be importable here
-            error = remote
-    if remote.lines:
-        error.add_note(f"In the model process:\n{remote.lines}")
-    return error
+            while not (answers := wire.read()):
+                pass
+            return load(answers[0][2])
+        except EOFError:
+            raise ServerGone(f"the process of {self.name} did not send its statistics") from None
+        finally:
+            wire.close()
 
 
-def _serve(ref: weakref.ref[ClientRuntime], dial: Dial) -> None:
-    """Connect, and receive answers until the connection ends. Target of a thread."""
-    connection: _Connection | None = None
-    why, pause = "its process has ended", 0.0
+class Connection:
+    """A connection, or one that is being made, and the state of who reads it.
+
+    It wakes its thread as a lock wakes a caller.
+    """
+
+    def __init__(self) -> None:
+        self.wire: Any = None  # once it is made
+        self.reader: Any = self  # a caller's waker, this object for the thread, or None
+        self.waiting: dict[Any, None] = {}  # wakers of callers who wait, and may read
+        self.left: deque[Numbered] = deque()  # answers that a caller has left to the thread
+        self.is_over = False  # whether the other end has closed it
+        self._bell, self._woken = socket.socketpair()
+
+    def release(self) -> None:
+        """Wake the thread."""
+        with suppress(OSError):
+            self._bell.send(b"0", socket.MSG_DONTWAIT)
+
+    def read(self) -> list[Numbered]:
+        """Read for a caller. The thread finds out how the connection has ended."""
+        try:
+            messages: list[Numbered] = self.wire.read()
+        except (EOFError, ValueError):
+            self.reader = self
+            self.end()
+            return []
+        return messages
+
+    def sleep(self) -> None:
+        """Wait until the thread is woken, or the other end closes the connection."""
+        poll = select.poll()
+        poll.register(self._woken, select.POLLIN)
+        poll.register(self.wire.link, 0)
+        woken = dict(poll.poll())
+        if self._woken.fileno() in woken:
+            self._woken.recv(CHUNK)
+        else:
+            self.is_over = True
+            time.sleep(TICK)  # for the caller who reads the last answers
+
+    def end(self) -> None:
+        if self.wire is not None:
+            self.wire.end()
+
+    def close(self) -> None:
+        for each in (self.wire, self._bell, self._woken):
+            if each is not None:
+                each.close()
+
+
+def _serve(
+    ref: Callable[[], ClientRuntime | None], dial: Callable[[], Any], connection: Connection
+) -> None:
+    """Connect, then read answers when no caller does. Target of a thread."""
+    why = "its process has ended"
     try:
         link, greeting, channel, place = dial()
-        connection = _Connection(link, greeting, channel, place)
-    except BaseException as error:
-        if isinstance(error, ServerGone):
-            pause = error.retry_after_s
-        else:
-            log_failure("cannot connect")
-        why = str(error)
-    runtime = ref()
-    if connection is not None:
-        if runtime is not None and runtime.adopt(connection):
+        wire = connection.wire = Wire(link, channel)
+        if (runtime := ref()) is not None:
             enter_worker(runtime.pool, thread=True)  # callbacks must not wait for this thread
-            end = weakref.finalize(runtime, connection.end)
-            end.atexit = False
-            del runtime
-            try:
-                _receive(ref, connection)
-            except BaseException:
-                log_failure("the connection failed")
-            end.detach()
+            runtime.connected(connection, greeting["ahead"], place)
+        while runtime is not None:
+            if connection.left:
+                runtime.answer([connection.left.popleft()])
+            elif connection.reader is connection or (
+                connection.is_over and runtime.may_read(connection, connection)
+            ):
+                del runtime
+                messages = wire.read()
+                if (runtime := ref()) is not None:
+                    runtime.answer(messages)
+                    runtime.pass_on(connection)
+                del messages
+            else:
+                del runtime
+                connection.sleep()
+                runtime = ref()
+    except EOFError:
+        pass
+    except ServerGone as error:
+        why = str(error)
+    except BaseException as error:
+        log_failure("the connection to a model process failed")
+        why = f"the connection failed with {type(error).__name__}: {error}"
+    connection.end()
+    if (runtime := ref()) is not None:
+        runtime.lost(connection, why)
+    connection.close()
+
+
+def _end_all(connections: list[Connection]) -> None:
+    for connection in [*connections]:
         connection.end()
-        connection.close()
-        runtime = ref()
-    if runtime is not None:
-        runtime.lost(connection, why, pause)
-    if connection is not None:
-        connection.place.clean()
-
-
-def _receive(ref: weakref.ref[ClientRuntime], connection: _Connection) -> None:
-    """Receive answers until the connection ends, or the runtime is gone."""
-    buffer = bytearray(CHUNK)
-    view = memoryview(buffer)
-    while size := connection.receive(buffer):
-        frames = connection.channel.read(view[:size])
-        runtime = ref()
-        if runtime is None:
-            return
-        if frames:
-            runtime.answer(connection, frames)
-        del runtime, frames

@@ -9,21 +9,21 @@ from __future__ import annotations
 import os
 import pkgutil
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from .._collate.features.settings import FeatureSettings
 from .._collate.items import ItemCollator
-from .._core.checks import suggest
 from .._core.policy import OnFull
-from .._execution.execution import Execution, never
+from .._execution.execution import Execution
 from .._function.batched import AsyncBatched, Batched, BatchedCallable
 from .._function.function import BatchFunction, Parts
 from .._function.inference import AsyncBatchedInference, BatchedInference
 from .._function.map import Ahead
 from .._function.settings import Options
-from ..stats import Percentiles, Stats
+from .._runtime.recorder import Recorder
+from ..stats import Stats
 from . import UNIX, check_system
 
 if TYPE_CHECKING:
@@ -42,12 +42,12 @@ SETTINGS: Final = ("max_queue_size", "on_full", "queue_timeout_ms", "prepare", "
 
 @dataclass(frozen=True)
 class ClientStats:
-    """Snapshot of the queue of one client process."""
+    """Snapshot of the calls of one client process."""
 
     waiting: int
-    """Calls that wait until the model process has room for them."""
+    """Calls that wait for the connection."""
     blocked: int
-    """Calls that wait for room in this queue (`max_queue_size`)."""
+    """Calls that wait until fewer are unanswered (`max_queue_size`)."""
     sent: int
     """Calls that were sent and have no answer yet."""
     calls: int
@@ -57,11 +57,9 @@ class ClientStats:
     lost: int
     """Calls that ended with `ServerGone`."""
     timed_out: int
-    """Calls that were not sent within `queue_timeout_ms`."""
+    """Calls that ended with `QueueTimeout`."""
     rejected: int
-    """Calls refused because the queue was closed or full."""
-    queue_wait: Percentiles
-    """Time from a call until it was sent (s)."""
+    """Calls refused because the function was closed, or had too many unanswered calls."""
 
 
 @dataclass(frozen=True)
@@ -100,18 +98,10 @@ class ClientOptions(Options):
         every = super().settings()
         return {name: every[name] for name in (*SETTINGS, "name")}
 
-    def updated(self, settings: Mapping[str, Any]) -> Options:
-        """Return these options with other `settings`.
-
-        Raises:
-            TypeError, ValueError: a setting is unknown, of the wrong type, or out of its range.
-        """
-        if unknown := settings.keys() - self.settings():
-            name = min(unknown)
-            hint = suggest(name, self.settings()) or f"; they are {', '.join(self.settings())}"
-            where = "; it belongs to the function" if name in super().settings() else hint
-            raise TypeError(f"{name!r} is no setting of a client{where}")
-        return super().updated(settings)
+    def _hint(self, unknown: str, known: Iterable[str]) -> str:
+        if unknown in super().settings():
+            return " of a client; it belongs to the function"
+        return super()._hint(unknown, known)
 
 
 @dataclass(frozen=True)
@@ -130,15 +120,8 @@ class ClientFunction(BatchFunction):
         del bound
         from .client import ClientParser
 
-        parser: Any = ClientParser(self.name)
-        execution = Execution(
-            self.func,
-            ItemCollator(self.name),
-            splits=never,
-            isolates=never,
-            ends_task=never,
-        )
-        return Parts(self, None, parser, execution)
+        parser: Any = ClientParser(self.name, self.options.policy.queue_timeout_ms)
+        return Parts(self, None, parser, Execution(self.func, ItemCollator(self.name)))
 
 
 class _Connected(BatchedCallable[T, U, ...]):
@@ -170,10 +153,11 @@ class _Connected(BatchedCallable[T, U, ...]):
                 `module:function`.
             prepare_threads: most threads that call `prepare`, for calls from event loops, list
                 calls and `map`.
-            max_queue_size: most calls that wait in this process; a list call counts once. None: no
-                limit.
-            on_full: treatment of a call while the queue is full: "wait" or "raise" (`QueueFull`).
-            queue_timeout_ms: longest time until a call is sent (ms).
+            max_queue_size: most calls of this process without an answer; a list call counts once.
+                None: no limit.
+            on_full: treatment of a further call: "wait" or "raise" (`QueueFull`).
+            queue_timeout_ms: longest time that a call waits in the model process until any item of
+                it begins to run (ms).
             linger_s: time for which the process waits for clients after the last one (s).
             name: name in messages and of threads; by default the address.
 
@@ -190,13 +174,9 @@ class _Connected(BatchedCallable[T, U, ...]):
                 "the model process cannot import the main script or a notebook: put the function "
                 f"into a module, and connect to 'module:{address.removeprefix('__main__:')}'"
             )
-        if isinstance(linger_s, bool) or not isinstance(linger_s, int | float) or linger_s < 0:
+        if not linger_s >= 0:
             raise ValueError(f"linger_s must be a number of seconds, at least 0, got {linger_s!r}")
         if isinstance(prepare, str):
-            if not _ADDRESS.fullmatch(prepare) or prepare.startswith(UNIX):
-                raise ValueError(
-                    f"prepare must be a function of one item, or 'module:function', got {prepare!r}"
-                )
             prepare = pkgutil.resolve_name(prepare)
         features = FeatureSettings() if self._features else None
         options = ClientOptions(features=features).updated(
@@ -229,12 +209,12 @@ class _Connected(BatchedCallable[T, U, ...]):
         Raises:
             ServerGone: the process does not answer.
         """
-        stats: Stats = self._batcher.runtime.stats()
-        return stats
+        stats: Stats | None = self._batcher.runtime.ask()
+        return stats or Recorder().snapshot(0, 0, 0)
 
     @property
     def client_stats(self) -> ClientStats:
-        """Counts of the queue of this process so far, as a frozen snapshot."""
+        """Counts of the calls of this process so far, as a frozen snapshot."""
         own = super().stats
         return ClientStats(
             own.queue_size,
@@ -245,13 +225,12 @@ class _Connected(BatchedCallable[T, U, ...]):
             own.lost,
             own.timed_out,
             own.rejected,
-            own.queue_wait,
         )
 
     def reset_stats(self) -> None:
-        """Set all statistics to zero, of the model process and of this queue."""
+        """Set all statistics to zero, of the model process and of this one."""
         super().reset_stats()
-        self._batcher.runtime.reset_stats()
+        self._batcher.runtime.ask(reset=True)
 
 
 class Connected(_Connected[T, U], Batched[T, U, ...]):

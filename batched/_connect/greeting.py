@@ -8,94 +8,89 @@ from __future__ import annotations
 import json
 import os
 import socket
+import struct
+from contextlib import suppress
 from typing import Any, Final
 
 from .._installation import __version__
+from ..errors import ServerGone
+from .frames import Channel
 from .memory import Incoming, Outgoing, new_file
-from .messages import Channel
-from .place import check_peer
 
 PATIENCE: Final = 30.0
-"""Time for the other end to answer (s)."""
-_MOST_BYTES: Final = 1 << 16
+"""Time for a model process to answer (s)."""
+MOST_BYTES: Final = 1 << 12
+"""Most bytes of a greeting."""
 
 Greeting = dict[str, Any]
-"""`version` of the library, and for a server `name`, `features` and `credit`, or `refused`."""
+"""`version` of the library, `pid`, and for a server `name`, `features` and `ahead`, or `refused`.
+"""
 
 
-def greet(link: socket.socket, greeting: Greeting) -> tuple[Greeting, Channel]:
-    """Greet the server as a client. Return the server's greeting, and the channel.
-
-    Raises:
-        EOFError: the server closed the connection, because it is ending.
-        ServerGone: the server belongs to another user.
-    """
-    check_peer(link)
-    link.settimeout(PATIENCE)
-    try:
-        outgoing = _send(link, greeting)
-    except ConnectionError:
-        raise EOFError from None
-    answer, incoming = _receive(link)
-    link.settimeout(None)
-    return answer, Channel(outgoing, incoming)
+def line_of(greeting: Greeting) -> bytes:
+    return json.dumps({"version": __version__, "pid": os.getpid(), **greeting}).encode() + b"\n"
 
 
-def welcome(link: socket.socket, greeting: Greeting) -> tuple[Greeting, Channel]:
-    """Greet a client as the server. Return the client's greeting, and the channel.
+def greet(
+    link: socket.socket, ours: Greeting, seconds: float, *, first: bool = True
+) -> tuple[Greeting, Channel]:
+    """Exchange greetings, within `seconds`. Return that of the other end, and the channel.
 
-    The server refuses a client with another version of the library.
+    A client greets first, and a server answers, so that no frame follows a greeting at once. So
+    the first bytes are a greeting, or none came.
 
     Raises:
-        EOFError: the client closed the connection, or was refused.
-        ServerGone: the client belongs to another user.
+        ServerGone: the other end belongs to another user, or refuses.
+        EOFError: it has closed the connection, because it is ending.
+        OSError: it did not greet in time.
+        ValueError: it sent no greeting.
     """
-    check_peer(link)
-    link.settimeout(PATIENCE)
-    theirs, incoming = _receive(link)
-    if theirs["version"] != __version__:
-        greeting = {
-            "refused": f"its model process has batched {__version__}, and this process batched "
-            f"{theirs['version']}; restart the model process with the same version"
-        }
-    elif theirs.get("features", greeting["features"]) is not greeting["features"]:
-        kind, module = (
-            ("features", "batched.inference") if greeting["features"] else ("items", "batched")
-        )
-        greeting = {
-            "refused": f"{greeting['name']} is a function of {kind}; connect to it by "
-            f"{module}.connect or {module.replace('batched', 'batched.aio')}.connect"
-        }
-    outgoing = _send(link, greeting)
-    if "refused" in greeting:
-        raise EOFError
-    link.settimeout(None)
-    return theirs, Channel(outgoing, incoming)
-
-
-def _send(link: socket.socket, greeting: Greeting) -> Outgoing:
-    file = new_file()
-    try:
-        line = json.dumps({"version": __version__, **greeting}).encode() + b"\n"
-        socket.send_fds(link, [line], [file])
-        return Outgoing(file)
-    finally:
-        os.close(file)
-
-
-def _receive(link: socket.socket) -> tuple[Greeting, Incoming]:
-    files: list[int] = []
-    try:
-        line, files, _, _ = socket.recv_fds(link, _MOST_BYTES, 1)
-        while line and not line.endswith(b"\n"):
-            more = link.recv(_MOST_BYTES)
-            line = line + more if more else b""
-        if not line or not files:
-            raise EOFError
-        greeting: Greeting = json.loads(line)
-        return greeting, Incoming(files[0])
-    except ConnectionError:
-        raise EOFError from None
-    finally:
+    if hasattr(socket, "SO_PEERCRED"):  # elsewhere the rights of the folder protect alone
+        _, uid, _ = struct.unpack("3i", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        if uid != os.geteuid():
+            raise ServerGone(
+                f"the process at the other end of the socket belongs to user {uid}, this one to "
+                f"user {os.geteuid()}; only processes of one user may share a model process"
+            )
+    link.settimeout(seconds)
+    channel = Channel()
+    if first:
+        _send(link, ours, channel)
+    data = b""
+    with suppress(ConnectionError):
+        data, files, *_ = socket.recv_fds(link, MOST_BYTES, 1)
         for file in files:
-            os.close(file)
+            channel.incoming = Incoming(file)
+    if not data:
+        raise EOFError
+    theirs = json.loads(data)
+    if not first:
+        _send(link, ours, channel)
+    link.settimeout(None)
+    if "refused" in theirs:
+        raise ServerGone(theirs["refused"])
+    return theirs, channel
+
+
+def _send(link: socket.socket, greeting: Greeting, channel: Channel) -> None:
+    with suppress(ConnectionError):  # it may have closed, after it has said why
+        if not hasattr(os, "memfd_create"):  # macOS
+            link.sendall(line_of(greeting))
+            return
+        with new_file() as file:
+            channel.outgoing = Outgoing(file.fileno())
+            socket.send_fds(link, [line_of(greeting)], [file.fileno()])
+
+
+def check_server(server: Greeting, features: bool | None) -> None:
+    """Raise ServerGone unless a client of this version, with or without `features`, may call."""
+    if server["version"] != __version__:
+        raise ServerGone(
+            f"its model process has batched {server['version']}, and this process batched "
+            f"{__version__}; restart the model process with the same version"
+        )
+    if features not in (None, server["features"]):
+        module = "inference." if server["features"] else ""
+        raise ServerGone(
+            f"{server['name']} needs batched.{module}connect or batched.aio.{module}connect"
+        )

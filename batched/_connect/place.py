@@ -1,22 +1,26 @@
-"""Places of model processes: the socket of each, and the lock under which it is started.
+"""Places of model processes: the socket of each, and the lock under which it is bound and removed.
 
 There is one place for each function, user, environment and folder, and for each version of the
 function's module. So a process never serves code that was changed since.
+
+1. The lock is the socket's path with `.lock` appended. It is a file of this user, never a link. A
+   process removes the file as it releases the lock. A process that has waited for a removed file
+   begins again.
+2. Look for a process, bind and listen under the lock, and remove the socket under it. So of two
+   processes that start together one listens, and a process removes only its own socket.
+3. If a start fails under the lock, the lock file says why to every client that waits for it.
+4. The files of a user stay: a lock file with other content, and a path that is no socket.
 """
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import importlib.util
-import json
 import os
 import socket
 import stat
-import struct
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.machinery import PathFinder
@@ -26,34 +30,36 @@ from typing import Any, Final
 from ..errors import ServerGone
 from . import UNIX
 
-MOST_PATH: Final = 104
-"""Most bytes of a socket's path, the end included: 108 on Linux, 104 on macOS."""
-
+LISTEN: Final = 1024
+"""Clients that wait until the process accepts them."""
+MOST_TEXT: Final = 1 << 16
+"""Most bytes that are read of a lock file."""
 
 served_here: set[Path] = set()
 """Sockets on which this process serves a function."""
 
 
 class Place:
-    """Socket of a model process, and the lock file beside the socket."""
+    """Socket of a model process, and the files next to it."""
 
     def __init__(self, path: Path, *, by_hand: bool = True) -> None:
         self.path = path
-        self._lock = path.with_suffix(".lock")
+        self._lock = Path(f"{path}.lock")
+        self._log = Path(f"{path}.log")
         self._by_hand = by_hand  # whether the process was started by hand
+        self._socket: os.stat_result | None = None  # of the socket that this process has bound
 
     @classmethod
     def at(cls, address: str) -> Place:
         """Return the place of `module:attribute`, or of `unix:PATH`.
 
         Raises:
-            ServerGone: the folder of sockets cannot be used.
+            ServerGone: other users can read the folder of sockets.
+            OSError: this folder cannot be used.
         """
         if address.startswith(UNIX):
             return cls(Path(address.removeprefix(UNIX)))
-        reference = address
-        module = reference.partition(":")[0]
-        parts = reference, sys.prefix, os.getcwd(), *map(str, _version(module))
+        parts = address, sys.prefix, os.getcwd(), *_version(address.partition(":")[0])
         digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
         return cls(_folder() / f"{digest[:24]}.socket", by_hand=False)
 
@@ -63,192 +69,152 @@ class Place:
         Raises:
             ServerGone: the socket cannot be used.
         """
-        if self.path in served_here:
-            raise ServerGone(
-                "this process serves the function, and would wait for itself; call the function "
-                "instead of connecting to it"
-            )
         link = socket.socket(socket.AF_UNIX)
+        link.setblocking(False)
+        why = None
         try:
-            if len(os.fsencode(self.path)) >= MOST_PATH:
-                raise ServerGone(
-                    f"the path of the socket is longer than {MOST_PATH - 1} bytes: {self.path}; "
-                    "set XDG_RUNTIME_DIR to a folder with a shorter path, or choose another socket"
-                )
-            link.connect(os.fspath(self.path))
+            link.connect(str(self.path))
+            return link
         except (FileNotFoundError, ConnectionRefusedError, ConnectionResetError):
-            link.close()
-            return None
+            pass
+        except BlockingIOError:
+            why = f"the process at {self.path} accepts no more connections"
         except OSError as error:
+            why = f"cannot use the socket {self.path}: {error.strerror or error}"
+        link.close()
+        if why:
+            raise ServerGone(why)
+        return None
+
+    def is_served(self) -> bool:
+        """Return whether a process listens here."""
+        link = self.dial()
+        if link:
             link.close()
-            raise ServerGone(f"cannot use the socket {self.path}: {error.strerror}") from None
-        except BaseException:
-            link.close()
-            raise
-        return link
+        return link is not None
+
+    def listen(self) -> socket.socket:
+        """Return a socket that listens here, for this user alone.
+
+        A client that starts this process holds the lock.
+
+        Raises:
+            ServerGone: the path is no socket, another process listens there, or other users could
+                replace the socket.
+            OSError: the socket cannot be created.
+        """
+        if not self._by_hand:
+            return self._listen()
+        mode = self.path.parent.stat().st_mode
+        if mode & 0o022 and not mode & stat.S_ISVTX:
+            raise ServerGone(
+                f"other users may write to {self.path.parent}, and could replace the socket; "
+                "choose a folder of this user, such as /run/name with mode 700"
+            )
+        with self.locked():
+            return self._listen()
+
+    def _listen(self) -> socket.socket:
+        if self.is_served():
+            raise ServerGone(f"another process listens at {self.path}")
+        if os.path.lexists(self.path):
+            if not stat.S_ISSOCK(self.path.lstat().st_mode):
+                raise ServerGone(
+                    f"{self.path} exists and is no socket; choose another path for the socket"
+                )
+            self.path.unlink()
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(self.path))
+        self.path.chmod(0o600)
+        self._socket = self.path.lstat()
+        listener.listen(LISTEN)
+        return listener
 
     @contextmanager
-    def locked(self, *, wait: bool) -> Iterator[int | None]:
+    def locked(self, *, wait: bool = True) -> Iterator[int]:
         """Hold the lock in the `with` block, which gets the descriptor of the lock file.
 
-        It gets None if another process holds the lock, unless `wait`.
+        Raises:
+            ServerGone: the error that has ended the block of the process for which this one waited.
+            BlockingIOError: another process holds the lock, and `wait` is False.
+            OSError: the lock belongs to another user, or is a link.
         """
         import fcntl  # not on Windows
 
         while True:
-            descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            lock = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+            text = b"not read yet"
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            except BlockingIOError:
-                os.close(descriptor)
-                yield None
-                return
-            with suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(descriptor), os.stat(self._lock)):
-                    break
-            os.close(descriptor)  # its last holder has removed the file
-        try:
-            yield descriptor
-        finally:
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # also for copies of it in other processes
-            os.close(descriptor)
+                if os.fstat(lock).st_uid != os.geteuid():
+                    raise PermissionError(f"{self._lock} is no lock of this user")
+                fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+                text = os.read(lock, MOST_TEXT)
+                if os.fstat(lock).st_nlink:
+                    yield lock
+                    return
+                if text:
+                    raise ServerGone(text.decode())
+            except ServerGone as failed:
+                if not text:
+                    os.write(lock, str(failed).encode())
+                raise
+            finally:
+                with suppress(OSError):  # a process that was started has released it already
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    if not text and os.fstat(lock).st_nlink:
+                        self._lock.unlink()
+                unlock(lock)
 
     def clean(self) -> None:
-        """Remove the files if no process listens and none is being started.
-
-        The lock file stays while it says how long the next start must wait.
-        """
-        if self._by_hand:
-            return
-        with suppress(OSError, ServerGone), self.locked(wait=False) as lock:
-            if lock is None:
-                return
-            if (link := self.dial()) is not None:
-                link.close()
-            else:
-                _unlink_socket(self.path)
-                if not History(lock).is_recent:
-                    self._lock.unlink(missing_ok=True)
+        """Remove the files if no process listens and none is being started."""
+        if not self._by_hand:
+            with suppress(OSError, ServerGone), self.locked(wait=False):
+                if not self.is_served():
+                    self.path.unlink(missing_ok=True)
+                    if self.last_words() is None:
+                        self._log.unlink(missing_ok=True)
 
     def leave(self) -> None:
-        """Remove what the process that listened here has made.
+        """Remove the files of this process, which has listened here."""
+        with self.locked():
+            with suppress(FileNotFoundError):
+                if self._socket and os.path.samestat(self._socket, self.path.lstat()):
+                    self.path.unlink()
+            if not self._by_hand:
+                self._log.unlink(missing_ok=True)
 
-        Only a process that a client has started has a lock file.
-        """
-        if self._by_hand:
-            _unlink_socket(self.path)
-            return
-        with self.locked(wait=True):
-            _unlink_socket(self.path)
-            self._lock.unlink(missing_ok=True)
+    def log_here(self) -> None:
+        """Write the standard error of this process to the log from now on."""
+        with self._log.open("wb") as log:
+            for descriptor in (1, 2):
+                os.dup2(log.fileno(), descriptor)
 
-
-class History:
-    """Earlier starts at a place, kept in its lock file.
-
-    All processes of a machine with Unix sockets share one `perf_counter`, until it is restarted.
-    """
-
-    GROWTH: Final = 2.0
-    """Ratio of a pause to the last one."""
-    FIRST, FIRST_AFTER_FAILURE = 0.25, 1.0
-    """First pauses (s): after a process has died, and after a model could not be built."""
-    LONGEST: Final = 30.0
-    """Longest pause (s). A process that has lived longer is started again at once."""
-
-    def __init__(self, lock: int) -> None:
-        self._lock = lock
-        try:
-            state: dict[str, Any] = json.loads(os.pread(lock, 1 << 16, 0))
-            self._time, self._pause = float(state["time"]), float(state["pause"])
-            self.failure: str = state["failure"]
-        except (ValueError, KeyError, TypeError):
-            self._time, self._pause, self.failure = 0.0, 0.0, ""
-
-    @property
-    def is_recent(self) -> bool:
-        """Whether the last start was so recently that the next one waits longer."""
-        return abs(time.perf_counter() - self._time) < self.LONGEST + self._pause
-
-    def left(self) -> float:
-        """Return the rest of the pause after the last start (s)."""
-        return min(self._time + self._pause - time.perf_counter(), self._pause)
-
-    def note(self, failure: str = "") -> None:
-        """Note a start, or the sentence by which a start has failed."""
-        longer = max(self.FIRST, self.GROWTH * self._pause) if self.is_recent else 0.0
-        least = self.FIRST_AFTER_FAILURE if failure else 0.0
-        self._pause = min(max(longer, least), self.LONGEST)
-        self._time, self.failure = time.perf_counter(), failure
-        data = json.dumps({"time": self._time, "pause": self._pause, "failure": failure}).encode()
-        os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, data, 0)
+    def last_words(self) -> Path | None:
+        """Return the log, if the process has written to it."""
+        with suppress(OSError):
+            if self._log.stat().st_size:
+                return self._log
+        return None
 
 
-def check_peer(link: socket.socket) -> None:
-    """Raise ServerGone if the process at the other end belongs to another user.
+def unlock(lock: int) -> None:
+    """Release a lock, also for copies of it in other processes."""
+    import fcntl
 
-    Only Linux can tell. Elsewhere the rights of the folder are the only protection.
-    """
-    if not hasattr(socket, "SO_PEERCRED"):
-        return
-    _, uid, _ = struct.unpack("3i", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    if uid != os.geteuid():
-        raise ServerGone(
-            f"the process at the other end of the socket belongs to user {uid}, this one to user "
-            f"{os.geteuid()}; only processes of one user may share a model process"
-        )
-
-
-def listen(path: Path) -> socket.socket:
-    """Return a socket that listens at `path`, for this user alone.
-
-    Raises:
-        ServerGone: the path is too long or in no folder, is no socket, or another process listens
-            there.
-        OSError: the socket cannot be created.
-    """
-    if not path.parent.is_dir():
-        raise ServerGone(f"the folder {path.parent} does not exist; create it first")
-    if (link := Place(path).dial()) is not None:
-        link.close()
-        raise ServerGone(f"another process listens at {path}")
-    _unlink_socket(path)
-    if os.path.lexists(path):
-        raise ServerGone(f"{path} exists and is no socket; choose another path for the socket")
-    listener = socket.socket(socket.AF_UNIX)
-    try:
-        before = os.umask(0o177)
-        try:
-            listener.bind(os.fspath(path))
-        finally:
-            os.umask(before)
-        listener.listen(1024)
-    except BaseException:
-        listener.close()
-        raise
-    return listener
-
-
-def _unlink_socket(path: Path) -> None:
-    """Remove a socket. A file of any other kind stays: it is the user's."""
-    if path.is_socket() and not path.is_symlink():
-        path.unlink(missing_ok=True)
+    fcntl.flock(lock, fcntl.LOCK_UN)
+    os.close(lock)
 
 
 def _folder() -> Path:
-    """Return the folder of the sockets of this user, which nobody else can read."""
-    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    """Return the folder of the sockets of this user, which no other user can read."""
     uid = os.geteuid()
-    if os.path.isdir(runtime):
-        folder = Path(runtime, "batched")
-    else:
-        folder = Path(tempfile.gettempdir(), f"batched-{uid}")
-    try:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        status = folder.lstat()
-    except OSError as error:
-        raise ServerGone(f"cannot use the folder {folder}: {error.strerror}") from None
+    folder = Path(tempfile.gettempdir(), f"batched-{uid}")
+    with suppress(KeyError, OSError):
+        runtime = os.environ["XDG_RUNTIME_DIR"]
+        if os.stat(runtime).st_uid == uid:  # root may have another user's
+            folder = Path(runtime, "batched")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != uid or status.st_mode & 0o077:
         raise ServerGone(
             f"{folder} must be a folder of user {uid} that nobody else can read (mode 700): its "
@@ -257,29 +223,12 @@ def _folder() -> Path:
     return folder
 
 
-def _version(module: str) -> tuple[str, int] | tuple[()]:
+def _version(module: str) -> list[str]:
     """Return path and time of change of a module's file. No module is imported."""
     top, *rest = module.split(".")
-    try:
-        found = importlib.util.find_spec(top) or PathFinder.find_spec(top, [os.getcwd()])
-        if found is None:
-            return ()
-        folders = found.submodule_search_locations
-        if rest and folders:
-            path = Path(next(iter(folders))).joinpath(*rest).with_suffix(".py")
-            if not path.exists():
-                path = path.with_suffix("") / "__init__.py"
-        elif found.origin is not None:
-            path = Path(found.origin)
-        else:
-            return ()
-        return str(path), path.stat().st_mtime_ns
-    except (ImportError, OSError, ValueError):
-        return ()
-
-
-def describe_os_error(error: OSError) -> str:
-    """Return the sentence for an error of files or sockets."""
-    if error.errno == errno.ENOSPC:
-        return f"no space is left for {error.filename or 'its files'}"
-    return f"{error.strerror}: {error.filename}" if error.filename else str(error)
+    with suppress(AttributeError, ImportError, OSError, TypeError, ValueError):  # there is none
+        spec: Any = importlib.util.find_spec(top) or PathFinder.find_spec(top, [os.getcwd()])
+        for name in rest:
+            spec = PathFinder.find_spec(name, spec.submodule_search_locations)
+        return [spec.origin, str(os.stat(spec.origin).st_mtime_ns)]
+    return []

@@ -1,24 +1,24 @@
 """Model process: runs a batched function for the clients that connect to its socket.
 
-Every call of a client is a call of the function on the event loop of this process. So groups,
-lengths, limits and statistics apply as for local callers, and there is no second queue. Answers of
-one batch to one client leave in one write.
+Each client has a thread here, which reads its calls and submits each as a task of an event loop
+would: groups, lengths, limits and statistics apply as for local callers, and there is no second
+queue. Answers leave from the thread that has finished the batch, in one frame for each client. A
+coroutine function runs on the loop of a thread of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import logging
+import math
 import os
-import pickle
 import pkgutil
+import selectors
 import signal
 import socket
-import threading
 import time
-from collections import deque
 from collections.abc import Callable
+from concurrent.futures import CancelledError
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -26,10 +26,11 @@ from typing import Any, Final
 from .._execution.exceptions import SharedError
 from .._function.batched import BatchedCallable
 from .._function.requests import MISSING
+from .._runtime.runtime import CANNOT_START
+from .._runtime.timer_thread import daemon_thread, timer
 from .._services.failures import error_text, to_remote
-from ..errors import BatcherClosed
-from .greeting import PATIENCE, Greeting, welcome
-from .messages import (
+from ..errors import BatcherClosed, QueueTimeout, ServerGone
+from .frames import (
     CALL,
     CANCEL,
     CHUNK,
@@ -37,27 +38,23 @@ from .messages import (
     RESET,
     RESULT,
     STATS,
-    Channel,
-    Frame,
     Message,
+    Numbered,
+    error_message,
+    load,
     pickled,
 )
-from .place import Place, listen, served_here
+from .greeting import PATIENCE, Greeting, greet, line_of
+from .place import Place, served_here, unlock
 from .starting import READY
+from .wire import Wire
 
 BATCHES: Final = 4
-"""Batches of calls that each client may have under way, for each batch that may run at once."""
-
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
-"""Options of glibc's mallopt."""
-KEPT: Final = 1 << 26
-"""Bytes from which glibc takes memory from the system for one array alone."""
-FEW: Final = 2
-"""Most calls of a client under way for which the thread that has an answer writes it."""
-TICK: Final = 1e-3
+"""Batches of calls that `map` of a client makes ahead, for each batch that may run at once."""
+GREETING_TIME: Final = 5.0
+"""Time for a client to greet (s)."""
+TICK: Final = 1e-2
 """Interval at which a server that ends looks whether all calls are answered (s)."""
-ACCEPT_PAUSE: Final = 1.0
-"""Pause after a client could not be accepted, for instance because too many files are open (s)."""
 
 logger = logging.getLogger("batched")
 
@@ -67,7 +64,7 @@ def find_function(reference: str) -> BatchedCallable[Any, Any, Any]:
 
     Raises:
         TypeError: the object is no batched function.
-        Exception: its module cannot be imported, or has no such attribute.
+        Exception: its module cannot be imported, or has no attribute of this name.
     """
     found = pkgutil.resolve_name(reference)
     if not isinstance(found, BatchedCallable):
@@ -84,45 +81,26 @@ def main(reference: str, path: str, linger: float, report: int, lock: int) -> No
     `report` and `lock` are descriptors: of a pipe for the one sentence that the client reads, and
     of the lock file, which is unlocked once this process listens.
     """
-    import fcntl  # not on Windows
+
+    def tell(text: str) -> None:
+        with suppress(OSError), os.fdopen(report, "wb") as file:  # the client may have gone
+            file.write(text.encode() + b"\n")
 
     for descriptor in (report, lock):
         os.set_inheritable(descriptor, False)
-    place = Place(Path(path), by_hand=False)
+    starter, place = os.getppid(), Place(Path(path), by_hand=False)
     try:
         served_here.add(place.path)
-        function = find_function(reference)
-        served_here.discard(place.path)
-        listener = listen(place.path)
+        server = ModelServer(find_function(reference), place.listen(), place, linger, starter)
     except BaseException as error:
-        _report(report, error_text(error).error.partition("\n")[0])
+        tell(error_text(error).error.partition("\n")[0])
         raise
 
     def ready() -> None:
-        served_here.add(place.path)
-        fcntl.flock(lock, fcntl.LOCK_UN)  # also for a fork of this process
-        os.close(lock)
-        _report(report, READY)
+        unlock(lock)
+        tell(READY)
 
-    asyncio.run(ModelServer(function, listener, place, linger).run(ready))
-
-
-def _report(descriptor: int, text: str) -> None:
-    with suppress(OSError), os.fdopen(descriptor, "wb") as file:  # the client may have gone
-        file.write(text.encode() + b"\n")
-
-
-def keep_memory() -> None:
-    """Let glibc keep memory that was freed, for the next arrays.
-
-    Otherwise the system provides the pages of each large array anew, which takes several times as
-    long as to copy it. The options are those of mallopt(3).
-    """
-    with suppress(AttributeError, OSError):  # another C library
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(_M_MMAP_THRESHOLD, KEPT)
-        mallopt(_M_TRIM_THRESHOLD, 4 * KEPT)
-        mallopt(_M_TOP_PAD, KEPT)
+    server.run(ready)
 
 
 class ModelServer:
@@ -133,315 +111,281 @@ class ModelServer:
         function: BatchedCallable[Any, Any, Any],
         listener: socket.socket,
         place: Place,
-        linger: float | None,
+        linger: float | None = None,
+        starter: int = 0,
     ) -> None:
         self.function = function
         self.name = function._function.name
-        self.loop: asyncio.AbstractEventLoop
+        self.loop: Any = None  # of a coroutine function
         self.closing = False
-        self.sessions: set[_Session] = set()
-        self.buffer = memoryview(bytearray(CHUNK))  # for the bytes of all clients, on the loop
+        self.sessions: set[Session] = set()
         self._listener = listener
         self._place = place
-        self._linger = linger
-        self._alone: asyncio.TimerHandle | None = None  # since the last client has gone
-        self._ended: asyncio.Event
-        self._greeted: set[asyncio.Task[None]] = set()
+        self._linger = math.inf if linger is None else linger
+        self._starter = starter  # the process that lends its standard error; 0: none
+        self._ends_at = time.perf_counter() + max(self._linger, PATIENCE)  # without a client (s)
+        self._greeted_by = 0.0  # when all clients that were accepted have greeted (s)
+        self._woken, self._bell = socket.socketpair()
+        self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         options = function._function.options
         policy = options.policy
-        self._greeting: Greeting = {
+        self.greeting: Greeting = {
             "name": self.name,
-            "pid": os.getpid(),
             "features": options.features is not None,
-            "credit": BATCHES * policy.batch_size * policy.max_concurrent_batches,
+            "ahead": BATCHES * policy.batch_size * policy.max_concurrent_batches,
         }
 
-    async def run(
-        self, ready: Callable[[], object], ending: Callable[[], object] = lambda: None
-    ) -> None:
+    def run(self, ready: Callable[[], object], ending: Callable[[], object] = lambda: None) -> None:
         """Serve until SIGTERM or SIGINT, or until no client is left. Then answer accepted calls.
 
         `ready` is called once the server serves, and `ending` once it begins to end.
         """
-        keep_memory()
         if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
             from .._operations.collector import register
 
             register(None)
-        self.loop = asyncio.get_running_loop()
-        self._ended = asyncio.Event()
-        self._listener.setblocking(False)
+        if self.function._function.coroutine:
+            self.loop = asyncio.new_event_loop()
+            daemon_thread(f"{self.name}-loop", self.loop.run_forever).start()
         for number in (signal.SIGTERM, signal.SIGINT):
-            with suppress(RuntimeError, ValueError):  # in a test, the thread is not the main one
-                self.loop.add_signal_handler(number, self.stop)
-        self._listen()
-        self.wait_for_clients(PATIENCE)
-        ready()
-        await self._ended.wait()
+            with suppress(ValueError):  # in a test, the thread is not the main one
+                signal.signal(number, lambda *_: self.stop())
+        self._listener.setblocking(False)
+        with self._woken, selectors.DefaultSelector() as selector:
+            selector.register(self._listener, selectors.EVENT_READ)
+            selector.register(self._woken, selectors.EVENT_READ)
+            ready()
+            while not self.closing:
+                left = math.inf if self.sessions else self._ends_at - time.perf_counter()
+                if left <= 0:
+                    break
+                for key, _ in selector.select(None if left == math.inf else left):
+                    if key.fileobj is self._listener:
+                        self._accept()
+                    else:
+                        self._woken.recv(CHUNK)
         self.closing = True
         ending()
-        with suppress(OSError):
+        with suppress(OSError, ServerGone):
             self._place.leave()
-        self.loop.remove_reader(self._listener)
         self._listener.close()
-        await self.function.aclose()
-        await self._until_read()
+        self.function.shutdown()
+        while any(session.calls for session in list(self.sessions)):
+            time.sleep(TICK)
         for session in list(self.sessions):
-            session.close()
-
-    async def _until_read(self) -> None:
-        """Wait until all clients have read their answers, or have long read nothing."""
-        left, since = -1, time.perf_counter()
-        while busy := [session for session in self.sessions if not session.is_idle]:
-            now_left = sum([session.left for session in busy])
-            now = time.perf_counter()
-            if now_left != left:
-                left, since = now_left, now
-            elif now - since > PATIENCE:
-                logger.warning("%s ends, although a client does not read its answers", self.name)
-                break
-            await asyncio.sleep(TICK)
-
-    def _listen(self) -> None:
-        if not self.closing:
-            self.loop.add_reader(self._listener, self._accept)
+            session.finish()
+        if self.loop is not None:
+            self.loop.call_soon_threadsafe(self.loop.stop)
+        self._bell.close()
+        with suppress(OSError):
+            os.close(self._spare)
 
     def stop(self) -> None:
-        """Answer accepted calls, refuse new ones, and end. Only the server's loop calls this."""
-        self._ended.set()
+        """Answer accepted calls, refuse new ones, and end. Any thread may call this."""
+        self.closing = True
+        self._wake()
+
+    def _wake(self) -> None:
+        with suppress(OSError):  # it is about to wake up anyway, or has ended
+            self._bell.send(b"\0", socket.MSG_DONTWAIT)
 
     def _accept(self) -> None:
-        """Accept the clients that wait."""
         try:
-            while True:
-                link, _ = self._listener.accept()
-                task = asyncio.create_task(self._welcome(link))
-                self._greeted.add(task)
-                task.add_done_callback(self._end_greeting)
+            link, _ = self._listener.accept()
         except BlockingIOError:
-            pass
-        except OSError as error:  # for instance, too many files are open
+            return
+        except OSError as error:  # too many files are open
             logger.warning("%s cannot accept a client: %s", self.name, error)
-            self.loop.remove_reader(self._listener)
-            self.loop.call_later(ACCEPT_PAUSE, self._listen)
-
-    def _end_greeting(self, task: asyncio.Task[None]) -> None:
-        self._greeted.discard(task)
-        if not self.sessions:  # it was no client, or has gone already
-            self.wait_for_clients()
-
-    async def _welcome(self, link: socket.socket) -> None:
+            self._refuse()
+            return
+        link.setblocking(True)
+        self._greeted_by = time.perf_counter() + GREETING_TIME
+        self._ends_at = max(self._ends_at, self._greeted_by)
         try:
-            link.setblocking(True)
-            _, channel = await asyncio.to_thread(welcome, link, self._greeting)
-            _Session(self, link, channel)
-        except BaseException as error:
+            daemon_thread(f"{self.name}-client", Session(self, link).run).start()
+        except CANNOT_START as error:
+            logger.warning("%s cannot serve a client: %s", self.name, error)
             link.close()
-            if not isinstance(error, Exception):
-                raise
-            if not isinstance(error, EOFError):
-                logger.warning("%s refused a client: %s", self.name, error)
 
-    def wait_for_clients(self, least: float = 0.0) -> None:
-        """End once no client has come for `linger` seconds, and at least for `least` seconds."""
-        if self._linger is not None:
-            if self._alone is not None:
-                self._alone.cancel()
-            self._alone = self.loop.call_later(max(self._linger, least), self._end_if_alone)
+    def _refuse(self) -> None:
+        """Tell a client that no descriptor is left, with the one that was kept for this."""
+        with suppress(OSError):
+            os.close(self._spare)
+            self._spare = -1
+            with self._listener.accept()[0] as link:
+                why = f"the process at {self._place.path} accepts no more connections"
+                link.sendall(line_of({"refused": why}))
+        time.sleep(TICK)
+        with suppress(OSError):
+            self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
-    def _end_if_alone(self) -> None:
-        if not self.sessions and not self._greeted:
-            self.stop()
+    def note_end(self, pid: int) -> None:
+        """Note that a client has gone, with the number of its process."""
+        self._ends_at = max(time.perf_counter() + self._linger, self._greeted_by)
+        self._wake()
+        if pid == self._starter and all(each.pid != pid for each in list(self.sessions)):
+            self._starter = 0
+            with suppress(OSError):
+                self._place.log_here()
 
 
-class _Session:
+class Session:
     """Connection of one client.
 
-    The loop reads. Answers are written by the loop or, while few calls are under way, by the thread
-    that has the answer, because the way through the loop takes as long as a call.
+    For `wake_all`, a session is the event loop of its calls: it gets all calls of a batch together.
     """
 
-    def __init__(self, server: ModelServer, link: socket.socket, channel: Channel) -> None:
-        self.server = server
-        self.replies: dict[int, _Reply] = {}
+    pid: int
+    """Process of the client."""
+    wire: Wire
+
+    def __init__(self, server: ModelServer, link: socket.socket) -> None:
+        self.calls: dict[int, _Call] = {}
         """Calls that were accepted and not answered, by number."""
+        self.server = server
         self._link = link
-        self._channel = channel
-        self._lock = threading.Lock()  # guards the following, and writing
-        self._answered: list[_Reply] = []  # replies that the loop is about to write
-        self._unsent: deque[memoryview] = deque()  # bytes for which the socket has no room
-        link.setblocking(False)
-        server.loop.add_reader(link, self._read)
-        server.sessions.add(self)
 
-    def _read(self) -> None:
-        buffer = self.server.buffer
-        try:
-            size = self._link.recv_into(buffer)
-        except BlockingIOError:
-            return
-        except OSError:
-            size = 0
-        if not size:
-            self.close()
-            return
-        for frame in self._channel.read(buffer[:size]):
-            if frame.kind == CALL:
-                self._call(frame)
-            elif frame.kind == CANCEL:
-                if (reply := self.replies.pop(frame.number, None)) is not None:
-                    reply.abandon()
-            elif frame.kind in (STATS, RESET):
-                function = self.server.function
-                if frame.kind == RESET:
-                    function.reset_stats()
-                self._write([(frame.kind, frame.number, pickled(function.stats))])
-
-    def close(self) -> None:
-        """Close the connection, and abandon the calls that are not answered."""
+    def run(self) -> None:
+        """Take calls until the connection ends. Target of a thread."""
         server = self.server
-        if self in server.sessions:
-            server.sessions.discard(self)
-            server.loop.remove_reader(self._link)
-            server.loop.remove_writer(self._link)
-            with self._lock:
-                self._link.close()
-            replies, self.replies = self.replies, {}
-            for reply in replies.values():
-                reply.abandon()
-            if not server.sessions:
-                server.wait_for_clients()
-
-    @property
-    def left(self) -> int:
-        """Calls without an answer, and bytes of answers that the client has not read."""
-        return len(self.replies) + sum(map(len, self._unsent))
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether all accepted calls are answered, and all answers were sent."""
-        return not self.replies and not self._answered and not self._unsent
-
-    def _call(self, frame: Frame) -> None:
-        server = self.server
-        number = frame.number
-        batched = server.function
         try:
-            given, kwargs, single = frame.load()
+            theirs, channel = greet(self._link, server.greeting, GREETING_TIME, first=False)
+            self.pid, self.wire = theirs["pid"], Wire(self._link, channel)
+            server.sessions.add(self)
+            while True:
+                for number, kind, message in self.wire.read():
+                    self._take(number, kind, message)
+                if self.wire.is_full:
+                    self.wire.wait_sent()
+        except EOFError:
+            pass
+        except Exception as error:  # malformed bytes, or no greeting
+            logger.warning("%s closed a connection: %s", server.name, error)
+        self._close()
+
+    def _close(self) -> None:
+        with suppress(OSError):
+            self._link.shutdown(socket.SHUT_RDWR)
+        self._link.close()
+        for call in [*self.calls.values()]:
+            call.drop()
+        if self in self.server.sessions:
+            self.server.sessions.discard(self)
+            self.server.note_end(self.pid)
+
+    def finish(self) -> None:
+        """End once the client has read its answers, or has long read nothing."""
+        if not self.wire.wait_sent(PATIENCE):
+            name = self.server.name
+            logger.warning("%s ends, although a client does not read its answers", name)
+        self.wire.end()
+
+    def _take(self, number: int, kind: int, message: Message) -> None:
+        call, server = self.calls.get(number), self.server
+        if kind == CALL and call is None:
+            call = self.calls[number] = _Call(self, number)
+            preparers = server.function._batcher.preparers
+            if preparers is None:
+                call.enter(message)
+            else:
+                preparers.start(call.enter, message)
+        elif kind == CANCEL and call is not None:
+            call.drop()
+        elif kind in (STATS, RESET):
+            if kind == RESET:
+                server.function.reset_stats()
+            self.wire.send((number, kind, pickled(server.function.stats)))
+
+    def run_sync_soon(self, _: object, __: object, calls: list[_Call]) -> None:
+        """Answer calls of one batch if their callers still wait."""
+        here = [call for call in calls if self.calls.pop(call.number, None) is not None]
+        self.wire.send(*[call.answer() for call in here])
+
+
+class _Call:
+    """Call of a client, and its waker."""
+
+    _error: BaseException | None = None
+    _expires = False
+
+    def __init__(self, session: Session, number: int) -> None:
+        self.number = number
+        self._session = session
+        self._request: Any = None
+        self._runtime: Any = None
+
+    def get_loop(self) -> Session:
+        """Return the object that wakes this call, as wakers of coroutines do."""
+        return self._session
+
+    def enter(self, message: Message) -> None:
+        """Submit the call. An error is its answer."""
+        server = self._session.server
+        batcher, owner = server.function._batcher, server.function._owner
+        try:
+            given, kwargs, single, self._queue_timeout_ms = load(message)
             if server.closing:
                 raise BatcherClosed(f"{server.name}: its model process is shutting down")
             item, args = (given[0], given[1:]) if given else (MISSING, ())
-            batcher = batched._batcher
-            reply = _Reply(self, number, batcher.runtime.here(server.loop))
-            reply.request = request = batcher.requests.parse(
-                item, args, kwargs, batched._owner, reply, single
-            )
-            del given, item, args, kwargs
-            if not request.size:
-                self._write([(RESULT, number, pickled([]))])
-                return
-            self.replies[number] = reply
-            reply.runtime.submit(request, from_event_loop=True)
-        except Exception as error:
-            self.replies.pop(number, None)
-            self._write([error_frame(number, error)])
+            self._request = batcher.requests.parse(item, args, kwargs, owner, self, single)
+            del message, given, item, args, kwargs
+            if not self._request.size:
+                self._request.result = []
+                self._fail(None)
+            elif server.loop is None:
+                self._submit()
+            else:
+                server.loop.call_soon_threadsafe(self._submit)
+        except BaseException as error:
+            self._fail(error)
 
-    def answer(self, reply: _Reply) -> None:
-        """Write the answer of `reply`. Any thread may call this."""
-        if len(self.replies) <= FEW:
-            self._write_answers([reply])
-            return
-        with self._lock:
-            self._answered.append(reply)
-            if len(self._answered) > 1:
-                return
-        with suppress(RuntimeError):  # the loop is closed
-            self.server.loop.call_soon_threadsafe(self._write_answered)
-
-    def _write_answered(self) -> None:
-        with self._lock:
-            answered, self._answered = self._answered, []
-        self._write_answers(answered)
-
-    def _write_answers(self, replies: list[_Reply]) -> None:
-        """Write answers to calls whose callers still wait."""
-        frames = [
-            reply.frame() for reply in replies if self.replies.pop(reply.number, None) is not None
-        ]
-        if frames:
-            self._write(frames)
-
-    def _write(self, frames: list[tuple[int, int, Message]]) -> None:
-        with self._lock:
-            parts = [part for frame in frames for part in self._channel.write(*frame)]
-            self._unsent.append(memoryview(b"".join(parts)))
-            blocks = len(self._unsent) == 1 and not self._send()
-        if blocks:
-            self.server.loop.call_soon_threadsafe(self._wait_to_write)
-
-    def _send(self) -> bool:
-        """Send all bytes that the socket takes, under the lock. Return whether none is left."""
-        unsent = self._unsent
+    def _submit(self) -> None:
+        server = self._session.server
         try:
-            while unsent:
-                unsent[0] = unsent[0][self._link.send(unsent[0]) :]
-                if not unsent[0]:
-                    unsent.popleft()
-        except BlockingIOError:
-            pass
-        except OSError:  # the client has gone, which the loop reads
-            unsent.clear()
-        return not unsent
+            if self.number in self._session.calls:
+                self._runtime = server.function._batcher.runtime.here(server.loop)
+                self._runtime.submit(self._request, from_event_loop=True)
+                if self._queue_timeout_ms:
+                    timer.start()
+                    timer.call_at(time.perf_counter() + self._queue_timeout_ms / 1e3, self.expire)
+        except BaseException as error:
+            self._fail(error)
 
-    def _wait_to_write(self) -> None:
-        if self in self.server.sessions:
-            self.server.loop.add_writer(self._link, self._write_unsent)
+    def _fail(self, error: BaseException | None) -> None:
+        self._error = error
+        self._session.run_sync_soon(None, None, [self])
 
-    def _write_unsent(self) -> None:
-        with self._lock:
-            if self._send():
-                self.server.loop.remove_writer(self._link)
+    def expire(self) -> None:
+        """End the call, unless it has begun."""
+        if not self._request.dispatched:
+            self._expires = True
+            self._runtime.cancel(self._request)
 
+    def drop(self) -> None:
+        """Drop the call: its caller has gone."""
+        self._session.calls.pop(self.number, None)
+        if self._runtime is not None:
+            self._runtime.abandon(self._request)
 
-class _Reply:
-    """Waker of a call of a client: writes the answer, in the thread that has it."""
-
-    __slots__ = ("number", "request", "runtime", "session")
-
-    def __init__(self, session: _Session, number: int, runtime: Any) -> None:
-        self.runtime = runtime
-        self.request: Any = None
-        self.number = number
-        self.session = session
-
-    def release(self) -> None:
-        """Answer the call, as a lock is released to wake a caller."""
-        self.session.answer(self)
-
-    def frame(self) -> tuple[int, int, Message]:
-        """Return the frame of the answer."""
-        error = self.request.error
+    def answer(self) -> Numbered:
+        """Return the message of the answer."""
+        request, name = self._request, self._session.server.name
+        error = self._error or request.error
+        if self._expires and type(error) is CancelledError:
+            error = QueueTimeout(
+                f"{name}: the call had waited for {self._queue_timeout_ms} ms (queue_timeout_ms), "
+                "and none of its items had begun to run; raise queue_timeout_ms, or limit the "
+                "unanswered calls by max_queue_size"
+            )
         if error is None:
             try:
-                return RESULT, self.number, pickled(self.request.result)
-            except Exception as failed:
+                return self.number, RESULT, pickled(request.result)
+            except BaseException as failed:  # of a class of the result
                 why = f"({type(failed).__name__}: {failed})"
-                name = self.session.server.name
                 error = TypeError(f"{name} returned an object that cannot be sent {why}")
-        return error_frame(self.number, error.restored() if type(error) is SharedError else error)
-
-    def abandon(self) -> None:
-        """Drop the call: its caller has gone."""
-        self.runtime.abandon(self.request)
-
-
-def error_frame(number: int, error: BaseException) -> tuple[int, int, Message]:
-    """Return the frame of an error: the pickled error and its causes, and its text."""
-    data = None
-    with suppress(Exception):  # of a class
-        chain = [error]
-        while (cause := chain[-1].__cause__) is not None and cause not in chain:
-            chain.append(cause)
-        data = pickle.dumps(chain, 5)
-        pickle.loads(data)
-    return ERROR, number, pickled((data, to_remote(error)))
+        if type(error) is SharedError:
+            error = error.restored()
+        try:
+            return self.number, ERROR, error_message(error)
+        except BaseException:  # of a class of the error
+            return self.number, ERROR, pickled(([], to_remote(error)))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
-import signal
 import socket
 import subprocess
 import sys
@@ -15,27 +13,46 @@ from typing import Any, BinaryIO, Final
 from .._runtime.timer_thread import daemon_thread
 from ..errors import ServerGone
 from . import UNIX
-from .greeting import PATIENCE, Greeting, greet
-from .messages import Channel
-from .place import History, Place, describe_os_error
+from .frames import Channel
+from .greeting import PATIENCE, Greeting, check_server, greet
+from .pipe import end, spawn
+from .place import Place, served_here
 
-BUILDS: Final = 3
-"""Deaths in a row, while the model is built, after which the start has failed."""
+READY: Final = "ready"
+"""Report of a process that listens. Any other report is the reason why it cannot."""
 BETWEEN: Final = 0.01
 """Pause before the next attempt to connect (s)."""
-ALIVE_INTERVAL: Final = 0.2
-"""Interval at which a starting process is looked at (s)."""
-MOST_WAIT: Final = 0.5
-"""Longest rest of a pause for which calls wait (s)."""
-
+PAUSE: Final = 0.5
+"""Pause after a start that has failed (s). Who asks for another start meanwhile gets its error."""
 
 Found = tuple[socket.socket, Greeting, Channel, Place]
 """A connection: its socket, the greeting of the server, the channel, and the place."""
 
 
 def find(address: str, greeting: Greeting, place: Place | None = None) -> Found | None:
-    """Return a connection to the process at `address`, or at `place`; None if it does not run."""
-    return _greeted(place or Place.at(address), greeting)
+    """Return a connection to the process at `address`, or at `place`; None if it does not run.
+
+    Raises:
+        ServerGone: the process refuses this client, or it is this process.
+    """
+    place = place or Place.at(address)
+    if place.path in served_here:
+        raise ServerGone(
+            "this process serves the function, and would wait for itself; call the function "
+            "instead of connecting to it"
+        )
+    link = place.dial()
+    if link is None:
+        return None
+    try:
+        server, channel = greet(link, greeting, PATIENCE)
+        check_server(server, greeting.get("features"))
+        return link, server, channel, place
+    except BaseException as error:
+        link.close()
+        if isinstance(error, EOFError):  # the process is ending
+            return None
+        raise
 
 
 def connect(address: str, greeting: Greeting, linger: float) -> Found:
@@ -48,10 +65,7 @@ def connect(address: str, greeting: Greeting, linger: float) -> Found:
     """
     try:
         deadline = time.perf_counter() + PATIENCE
-        while True:
-            found = find(address, greeting)
-            if found is not None:
-                return found
+        while (found := find(address, greeting)) is None:
             if time.perf_counter() > deadline:
                 raise ServerGone(f"the process of {address} closes each connection")
             if address.startswith(UNIX):
@@ -61,129 +75,50 @@ def connect(address: str, greeting: Greeting, linger: float) -> Found:
                     f"`python -m batched serve module:function --socket {path}` starts one"
                 )
             place = Place.at(address)
-            with place.locked(wait=True) as lock:
-                assert lock is not None
-                started = _start(place, address, linger, lock)
-            if started:
-                deadline = time.perf_counter() + PATIENCE
-            else:  # a process that ends, or has no room for one more client
-                time.sleep(BETWEEN)
+            with place.locked() as lock:
+                if not place.is_served():
+                    _start(place, address, linger, lock)
+                    deadline = time.perf_counter() + PATIENCE
+            time.sleep(BETWEEN)  # the process may be ending, or have no room for one more client
     except OSError as error:
-        why = describe_os_error(error)
-        raise ServerGone(f"cannot connect to the process of {address}: {why}") from error
+        raise ServerGone(f"cannot connect to the process of {address}: {error}") from error
+    return found
 
 
-def _greeted(place: Place, greeting: Greeting) -> Found | None:
-    """Return a connection to the process at `place`, or None if no process runs there."""
-    link = place.dial()
-    if link is None:
-        return None
-    try:
-        answer, channel = greet(link, greeting)
-    except EOFError:  # the process is ending
-        link.close()
-        return None
-    except BaseException:
-        link.close()
-        raise
-    if "refused" in answer:
-        link.close()
-        raise ServerGone(answer["refused"])
-    return link, answer, channel, place
-
-
-def _start(place: Place, reference: str, linger: float, lock: int) -> bool:
-    """Start a process and wait until it listens. Return False if one listens already.
-
-    Raises:
-        ServerGone: the process cannot build its model, now or in the start just before.
-    """
-    if (link := place.dial()) is not None:
-        link.close()
-        return False
-    history = History(lock)
-    left = history.left()
-    why = history.failure
-    if left > MOST_WAIT and not why:
-        why = (
-            f"the process of {reference} has died several times; the next one is started in "
-            f"{left:.0f} s"
-        )
-    if left > 0 and why:
-        error = ServerGone(why)
-        error.retry_after_s = left
-        raise error
-    time.sleep(max(0.0, left))
-    failure = death = ""
-    for _ in range(BUILDS):
-        history.note()
-        failure, death = _launch(place, reference, linger, lock)
-        if not failure and not death:
-            return True
-        if failure:
-            break
-        time.sleep(max(0.0, history.left()))
-    why = failure or f"it {death} while it was built, {BUILDS} times in a row"
-    sentence = f"cannot start the process of {reference}: {why}"
-    history.note(sentence)
-    raise ServerGone(sentence)
-
-
-def _launch(place: Place, reference: str, linger: float, lock: int) -> tuple[str, str]:
-    """Start a process. Return why its model cannot be built, and how it died; "" if it listens.
+def _start(place: Place, reference: str, linger: float, lock: int) -> None:
+    """Start a process, and wait until it listens.
 
     The process holds the lock, too, until it listens. So no other client starts a second one if
     this client ends.
+
+    Raises:
+        ServerGone: its model cannot be built.
     """
     ours, theirs = os.pipe()
     arguments: list[Any] = [reference, str(place.path), linger, theirs, lock]
     # programs that import their application from the folder may no longer have it on the path
-    search = [*sys.path, os.getcwd()]
     code = (
-        f"import sys; sys.path[:] = {search!r}; "
+        f"sys.path.append({os.getcwd()!r}); "
         f"from {__package__} import server; server.main(*{arguments!r})"
     )
-    with os.fdopen(ours, "rb") as report:
+    stdout = sys.__stderr__ if sys.__stderr__ is not None else subprocess.DEVNULL
+    with open(ours, "rb") as report, open(theirs, "wb", buffering=0) as line_end:
+        process = spawn(code, [theirs, lock], stdout)
         try:
-            process = subprocess.Popen(
-                [sys.executable, "-c", code],
-                pass_fds=[theirs, lock],
-                stdin=subprocess.DEVNULL,
-                stdout=sys.__stderr__ if sys.__stderr__ is not None else subprocess.DEVNULL,
-                start_new_session=True,
-            )
-        finally:
-            os.close(theirs)
-        said = _read_report(report, process)
-    try:
-        daemon_thread("process", process.wait).start()  # so that the process ends whole
-    except RuntimeError:  # this interpreter is ending, and Python 3.12 starts no thread
-        process.returncode = 0  # nobody waits for it
-    if said:
-        return said.removeprefix(READY), ""
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(5)
-    process.kill()
-    code_of_exit = process.wait()
-    if code_of_exit == -signal.SIGKILL:
-        return "", "was killed, as systems do when memory runs out,"
-    if code_of_exit < 0:
-        return "", f"got {signal.Signals(-code_of_exit).name}"
-    return "", f"exited with {code_of_exit}"
+            daemon_thread("process", _await_end, process, line_end).start()
+        except RuntimeError:  # this interpreter is ending, and Python 3.12 starts no thread
+            line_end.close()
+            process.returncode = 0  # no thread waits for it
+        why = report.readline().decode().strip()
+    if why == READY:
+        return
+    why = why or f"while it was built, it {end(process)}"
+    time.sleep(PAUSE)
+    raise ServerGone(f"cannot start the process of {reference}: {why}")
 
 
-def _read_report(report: BinaryIO, process: subprocess.Popen[bytes]) -> str:
-    """Return the line that a process reports, "" if the process ends without one.
-
-    A fork of the process may hold the pipe open.
-    """
-    ended = False
-    while not select.select([report], [], [], 0 if ended else ALIVE_INTERVAL)[0]:
-        if ended:
-            return ""
-        ended = process.poll() is not None
-    return report.readline().decode().rstrip("\n")
-
-
-READY: Final = "ready"
-"""Report of a process that listens. Any other report is the reason why it cannot."""
+def _await_end(process: subprocess.Popen[bytes], report: BinaryIO) -> None:
+    """Wait for the end of a process, and end its report, which a fork of it may hold open."""
+    process.wait()
+    with suppress(OSError, ValueError):  # it was read and closed
+        report.write(b"\n")

@@ -114,5 +114,4 @@ class Batch:
     computed: int = 0  # items in the last call of the function, fewer if some were equal
     attempts: int = 0  # calls of the function, for the batch or parts of it
     cells: int = 0  # places in the collated arrays, padding included
-    early: int = 0  # items answered while it still runs
     padding: int = 0  # cells that are padding

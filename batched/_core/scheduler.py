@@ -232,20 +232,15 @@ class Scheduler:
         self._sort_groups(AT_ONCE)
         return AT_ONCE if any(self._ready) else self.ready_at(self._held[0][2])
 
-    def answer_early(self, batch: Batch, items: int) -> None:
-        """Take `items` out of flight: they have ended, or were given up, while `batch` runs."""
-        batch.early += items
-        self.in_flight -= items
-
     def finished(self, batch: Batch, now: float) -> None:
         """Free the worker that ran `batch`, which ended at `now`."""
         batch.ended = now
         longest, capacity = batch.longest, self.capacity
-        seconds, ended = now - batch.started, batch.size - batch.early
+        seconds = now - batch.started
         # equal items may have been computed once
         computed = (batch.fitted and batch.computed) or batch.size
         outstanding = self.waiting + self.in_flight
-        self._rule.finished(computed, seconds, outstanding, outstanding - ended)
+        self._rule.finished(computed, seconds, outstanding, outstanding - batch.size)
         self._batch_ended = True
         if not self._free:
             self._free_since = now
@@ -253,7 +248,7 @@ class Scheduler:
         del self.running[batch]
         self._free += 1
         self.has_room = True
-        self.in_flight -= ended
+        self.in_flight -= batch.size
         for attempt in batch.too_big:
             capacity.too_big(*attempt)
             self.resize(capacity.batch_size)  # fewer items may fill a batch

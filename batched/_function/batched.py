@@ -474,7 +474,7 @@ class Batched(BatchedCallable[T, U, P]):
             runtime.check_wait()
         try:
             runtime.submit(request, from_event_loop=False)
-            waker.acquire()
+            runtime.wait(request, waker)
         except BaseException:  # a signal handler raised at any point of the call
             runtime.abandon(request)
             raise

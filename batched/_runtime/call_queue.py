@@ -79,6 +79,10 @@ class CallQueue(ABC):
         self._workers: set[Any] = set()  # parkers of the workers that have not ended
         self._parked: list[Any] = []  # those of the workers that wait for work
 
+    def wait(self, _request: Request, waker: Any, /) -> None:
+        """Block this thread until the waker of a request is woken."""
+        waker.acquire()
+
     def here(self, _: object) -> CallQueue:
         """Return the runtime for callers on any loop, or on none: this one."""
         return self

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 
 from .._core.checks import check_whole, suggest
 from .._services.failures import error_text
-from ..errors import RemoteError, ResultError, RunMismatch, RunStopped
+from ..errors import ResultError, RunMismatch, RunStopped
 from .checks import check_amount
 from .engines.cluster import Ray
 from .engines.row_threads import ROW_THREADS
@@ -297,8 +297,6 @@ def _execute(
     if stopped:
         refused = RunStopped(f"{stopped}; what is committed stays: {path}")
         refused.report = report
-        if isinstance(cause, RemoteError):
-            refused.add_note(cause.lines)
         raise refused from cause
     return report
 

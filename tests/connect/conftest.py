@@ -7,11 +7,12 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from served import Served
+from served import Served, model_processes
 
 import batched
 
@@ -30,12 +31,9 @@ def folder(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(short_path))
     monkeypatch.setenv("SERVED_LOG", str(short_path / "computed.txt"))
     yield short_path / "batched"
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            if f"{short_path}/batched/".encode() in (entry / "cmdline").read_bytes():
-                os.kill(int(entry.name), signal.SIGKILL)
-        except OSError:
-            pass
+    for pid in model_processes(short_path / "batched"):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 @pytest.fixture
@@ -54,17 +52,15 @@ def connected(folder: Path) -> Iterator[Callable[..., Any]]:
 
 @pytest.fixture
 def served(folder: Path) -> Iterator[Callable[..., Any]]:
-    """Serve functions on sockets of this process, with a small credit. Stop the servers in the end.
+    """Serve functions on sockets of this process. Stop the servers in the end.
 
     The fixture returns a maker of connected functions.
     """
     servers: list[Served] = []
     made: list[Any] = []
 
-    def serve(
-        function: Any, kind: Any = batched.connect, *, credit: int = 4, **settings: Any
-    ) -> Any:
-        servers.append(Served(function, credit))
+    def serve(function: Any, kind: Any = batched.connect, **settings: Any) -> Any:
+        servers.append(Served(function))
         made.append(kind(servers[-1].address, **settings))
         made[-1].served = servers[-1]
         return made[-1]

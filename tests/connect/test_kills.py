@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from served import model_processes
 
 from stage import wait_until
 
@@ -46,48 +49,20 @@ class Client:
     def has_answers(self) -> bool:
         return self.output.stat().st_size > 0
 
-    def end(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        assert self.process.wait(30) == 0
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-
-
-def servers(folder: Path) -> list[int]:
-    """Return the model processes whose socket is in `folder`."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and (
-                f"{folder}/batched/".encode() in (entry / "cmdline").read_bytes()
-            ):
-                found.append(int(entry.name))
-        except OSError:
-            pass
-    return found
+    def end(self) -> int:
+        """Let the process end, unless it was killed. Return its exit status."""
+        with self.process:
+            self.process.communicate()
+        return self.process.returncode
 
 
 def segments(folder: Path) -> list[str]:
     """Return the shared memory of living processes of this trial."""
-    marks = [f"{folder}".encode()]
     found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and any(
-                mark in (entry / "environ").read_bytes() for mark in marks
-            ):
-                found += [
-                    line
-                    for line in (entry / "maps").read_text().split("\n")
-                    if "memfd:batched" in line
-                ]
-        except OSError:
-            pass
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if str(folder).encode() in (entry / "environ").read_bytes():
+                found += re.findall(".*memfd:batched.*", (entry / "maps").read_text())
     return found
 
 
@@ -103,15 +78,15 @@ def test_no_call_is_lost_or_wrong_or_computed_twice_whatever_is_killed(short_pat
             wait_until(client.has_answers)
         time.sleep(chance.uniform(0, 0.3))
         if chance.random() < 0.5:
-            for pid in servers(short_path):
+            for pid in model_processes(short_path / "batched"):
                 os.kill(pid, signal.SIGKILL)
         else:
             client = clients.pop(chance.randrange(CLIENTS))
-            client.kill()
+            client.process.kill()
+            client.end()
             clients.append(Client(short_path, CLIENTS + kill))
             outputs.append(clients[-1].output)
-    for client in clients:
-        client.end()
+    assert [client.end() for client in clients] == [0] * CLIENTS
     outcomes: Counter[str] = Counter()
     items: Counter[str] = Counter()
     longest = 0.0
@@ -127,7 +102,7 @@ def test_no_call_is_lost_or_wrong_or_computed_twice_whatever_is_killed(short_pat
     computed = Counter((short_path / "computed.txt").read_text().split())
     del computed["built"]
     assert set(computed.values()) == {1}
-    wait_until(lambda: not servers(short_path))
+    wait_until(lambda: not model_processes(short_path / "batched"))
     wait_until(lambda: not list((short_path / "batched").iterdir()))
     assert segments(short_path) == []
     assert longest < MOST_SECONDS

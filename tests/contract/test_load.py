@@ -95,9 +95,9 @@ async def test_a_call_that_is_cancelled_in_line_is_never_computed(stage: NumberS
                 group.start_soon(stage.call, stage.one(number))
             await stage.until(lambda: fn.stats.blocked == 4)
             group.cancel_scope.cancel()
-        assert (fn.stats.blocked, fn.stats.cancelled) == (1, 3)
+        await stage.until(lambda: (fn.stats.blocked, fn.stats.cancelled) == (1, 3))
         assert future.cancel()
-        assert (fn.stats.blocked, fn.stats.cancelled) == (0, 4)
+        await stage.until(lambda: (fn.stats.blocked, fn.stats.cancelled) == (0, 4))
         stage.let_through(100)
     assert stage.given == [[BUSY], [1]]
 
@@ -169,9 +169,10 @@ async def test_the_books_agree_whatever_becomes_of_the_calls(
     async with stage.busy() as callers:
         await callers.call(stage.one(13))
         futures = [fn.submit(stage.one(number)) for number in range(6)]
+        # at once, unless the queue is in another process
+        await stage.until(lambda: fn.stats.calls == 8)
         for future in futures[1::2]:
             assert future.cancel()
-        # at once, unless the queue is in another process
         await stage.until(lambda: fn.stats.cancelled == 3)
         stage.let_through(100)
     await stage.until(lambda: all(future.done() for future in futures))

@@ -126,7 +126,7 @@ async def test_a_result_that_is_late_is_a_timeout(stage: Stage) -> None:
         await collect(stage, [1], timeout=0.01)
     with pytest.raises(TimeoutError):
         await collect(stage, [1], timeout=0.01, return_exceptions=True)
-    assert stage.fn.stats.queue_size == 0
+    await stage.until(lambda: stage.fn.stats.queue_size == 0)
 
 
 async def test_an_item_that_waits_too_long_expires_in_its_place(stage: Stage) -> None:

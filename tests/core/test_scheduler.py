@@ -320,13 +320,3 @@ def test_the_time_left_is_that_of_the_batches_one_by_one() -> None:
     assert busy.time_left(2) == 0.0, "no batch has ended"
     busy.finished(taken(busy), 3.0)
     assert busy.time_left(2) == 9.0
-
-
-def test_a_call_that_is_answered_early_is_no_longer_in_flight() -> None:
-    busy = scheduler()
-    submitted(busy, call(), call())
-    batch = taken(busy)
-    busy.answer_early(batch, 1)
-    assert busy.in_flight == 1
-    busy.finished(batch, 1.0)
-    assert busy.in_flight == 0

@@ -14,12 +14,12 @@ import threading
 import time
 
 import batched
-from batched._connect.place import History
+from batched._connect import starting
 
 CALLERS = 32
 """Callers of each kind."""
 
-History.LONGEST = 0.3  # type: ignore[misc]  # so that most kills find a process
+starting.PAUSE = 0.1  # type: ignore[misc]  # so that most kills find a process
 double = batched.connect[int, int]("served_model:double", linger_s=1)
 stopped = threading.Event()
 numbers = itertools.count(os.getpid() << 32)

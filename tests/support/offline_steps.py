@@ -104,7 +104,7 @@ class Unpicklable(Exception):
 
 
 def raise_unpicklable(items: list[Any]) -> list[Any]:
-    raise Unpicklable("one", "two")
+    raise Unpicklable("one", "two") from KeyError("cause")
 
 
 def step_of(func: Callable[..., Any], **settings: Any) -> Step:
@@ -190,6 +190,6 @@ def spawned_by(driver: int) -> list[int]:
             command = (path / "cmdline").read_bytes()
         except OSError:  # it has just ended
             continue
-        if parent == driver and b"serving.main" in command:
+        if parent == driver and b"engines.serving" in command:
             found.append(int(path.name))
     return found

@@ -2,41 +2,55 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
+import socket
 import tempfile
 import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from batched._connect.place import Place, listen
+from batched._connect.place import Place
 from batched._connect.server import ModelServer
 
 PATIENCE = 20.0
 """Seconds after which a wait counts as a hang."""
 
 
+def model_processes(folder: Path) -> list[int]:
+    """Return the processes whose socket is in `folder`."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if f"{folder}/".encode() in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+    return found
+
+
+def dialed(connected: Any) -> socket.socket:
+    """Return a new connection to the process of a function, which has not greeted."""
+    link = socket.socket(socket.AF_UNIX)
+    link.settimeout(PATIENCE)
+    link.connect(str(connected.served.path))
+    return link
+
+
 class Served:
     """A batched function, served on a socket of its own until `stop`."""
 
-    def __init__(self, function: Any, credit: int = 10_000) -> None:
+    def __init__(self, function: Any) -> None:
         self._folder = tempfile.mkdtemp()
         self.path = Path(self._folder, "served.socket")
         self.address = f"unix:{self.path}"
-        self.server = ModelServer(function, listen(self.path), Place(self.path), None)
-        self.server._greeting["credit"] = credit
-        self._thread = threading.Thread(target=asyncio.run, args=(self._run(),), daemon=True)
-        self._ready = threading.Event()
+        place = Place(self.path)
+        self.server = ModelServer(function, place.listen(), place)
+        ready = threading.Event()
+        self._thread = threading.Thread(target=self.server.run, args=(ready.set,), daemon=True)
         self._thread.start()
-        assert self._ready.wait(PATIENCE)
-
-    async def _run(self) -> None:
-        await self.server.run(self._ready.set)
+        assert ready.wait(PATIENCE)
 
     def stop(self, *, wait: bool = True) -> None:
-        with suppress(RuntimeError):  # it has ended already
-            self.server.loop.call_soon_threadsafe(self.server.stop)
+        self.server.stop()
         if wait:
             self._thread.join(PATIENCE)
             assert not self._thread.is_alive()

@@ -20,12 +20,11 @@ computes elsewhere. So a run can go on where a run with another engine ended.
 from __future__ import annotations
 
 import logging
-import pickle
 import socket
 import sys
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
@@ -33,15 +32,20 @@ from math import inf
 from time import perf_counter
 from typing import Any, ClassVar, Final
 
-from ...errors import RemoteError, TimeLimitExceeded, WorkerDied
+from ..._connect.frames import Message
+from ..._connect.pipe import Answer, value_of
+from ...errors import TimeLimitExceeded, WorkerDied
 from ..step import Step
 from .cluster import Ray, import_ray
 from .engine import Worker, WorkerClosed, note_loss, time_limit_exceeded
 from .function import pickle_step
-from .processes import BUILDS, WorkerKilled
+from .processes import WorkerKilled
 from .serving import Server, pickled
 
 _logger = logging.getLogger("batched")
+
+_BUILDS: Final = 3
+"""Actors lost in a row during the build, after which the build has failed."""
 
 _POLL: Final = 0.5
 """Longest time between two looks whether a wait is to end (s)."""
@@ -82,13 +86,28 @@ class NoRoomError(TimeoutError):
     """Whether `Retry` is to build the worker again."""
 
 
+class _Served(Server):
+    """An actor, in its own process."""
+
+    def __init__(self, name: str, path: Sequence[str]) -> None:
+        sys.path += [each for each in path if each not in sys.path]
+        super().__init__(name)
+
+    def __repr__(self) -> str:
+        return self._name  # in the logs of Ray
+
+    def answer(self, message: Message, least: float = inf) -> Answer:
+        """Return the answer to a call, with all buffers in its pickle."""
+        return super().answer(message, least)
+
+
 class _Actor:
     """An actor, as the driver knows it."""
 
-    def __init__(self, handle: Any, models: int) -> None:
+    def __init__(self, handle: Any, payload: Any, models: int) -> None:
         self.handle = handle
         self.present = handle.__ray_ready__.remote()  # answered once the actor has its resources
-        self.built = handle.build.remote()  # answered once the function is built
+        self.built = handle.answer.remote(payload)  # answered once the function is built
         self.ready = False  # `built` is answered
         self.calls: list[Any] = []  # calls that the actor has not answered, in their order
         self.repeated: Any = None  # its last call, if that is made again
@@ -111,7 +130,7 @@ class ActorPool(Worker):
             num_cpus=settings.num_cpus if step.num_cpus is None else step.num_cpus,
             num_gpus=settings.num_gpus if step.num_gpus is None else step.num_gpus,
         )
-        self._payload: Any = pickle_step(step)
+        self._payload: Any = pickled(((pickle_step(step),), {}), inf)
         self._warned = False  # the wait for room has been logged
         self._changed = threading.Condition(self.building)  # guards the attributes below
         self._actors: list[_Actor] = []
@@ -142,14 +161,12 @@ class ActorPool(Worker):
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Return the output of the function in an actor."""
-        data = pickled((args, kwargs))
+        data = pickled((args, kwargs), inf)
         key = args[1] if self.step.models else None
         reply = self._ask(data, key)
         while reply is None:
             reply = self._ask(data, key, again=True)
-        if isinstance(reply, RemoteError):
-            raise reply
-        return reply[0]
+        return value_of(*reply)
 
     def kill(self) -> bool:
         """End all actors, with the calls that run."""
@@ -163,7 +180,7 @@ class ActorPool(Worker):
             for actor in [*self._actors]:
                 self._drop(actor)
 
-    def _ask(self, data: bytes, key: object, *, again: bool = False) -> Any:
+    def _ask(self, data: Message, key: object, *, again: bool = False) -> Any:
         """Return the reply of an actor; None if the actor is lost, and by another fault perhaps.
 
         Raises:
@@ -173,7 +190,7 @@ class ActorPool(Worker):
         with self._changed:
             actor = self._claim(key)
             probe = actor.handle.__ray_ready__.remote() if again else None
-            reference = actor.handle.reply.remote(data)
+            reference = actor.handle.answer.remote(data)
             actor.calls.append(reference)
             if again:
                 actor.repeated = reference
@@ -189,7 +206,7 @@ class ActorPool(Worker):
                 if wait <= 0:
                     at_fault = True
                     raise time_limit_exceeded(self.step)
-            return pickle.loads(self._get(reference))
+            return self._get(reference)
         except (WorkerDied, TimeLimitExceeded):
             self._drop(actor)
             if at_fault:
@@ -226,15 +243,15 @@ class ActorPool(Worker):
     def _add(self) -> None:
         ray, settings = import_ray(), self._settings
         known = _env_of_jobs.get(ray.get_runtime_context().get_job_id())
-        kind: Any = ray.remote(Server)
+        kind: Any = ray.remote(_Served)
         handle = kind.options(
             num_cpus=settings.num_cpus,
             num_gpus=settings.num_gpus,
             resources=dict(settings.resources),
             runtime_env=None if settings.runtime_env == known else deepcopy(settings.runtime_env),
             max_restarts=0,  # the driver replaces actors
-        ).remote(self.step.name, self._payload, sys.path)  # where the driver finds modules
-        self._actors.append(_Actor(handle, self.step.models))
+        ).remote(self.step.name, sys.path)  # where the driver finds modules
+        self._actors.append(_Actor(handle, self._payload, self.step.models))
 
     def _drop(self, actor: _Actor) -> None:
         """End `actor`. Ray ends an actor that waits for room once no reference to it is left."""
@@ -259,7 +276,7 @@ class ActorPool(Worker):
         """Wait for a change of the actors for so long. Replace lost actors, and add missing ones.
 
         Raises:
-            RemoteError: no actor can build the function.
+            BaseException: no actor can build the function.
             WorkerDied: one actor after another was lost before it was built.
         """
         coming = [each for each in self._actors if not each.ready]
@@ -275,18 +292,15 @@ class ActorPool(Worker):
             self._add()
 
     def _note_built(self, actor: _Actor) -> None:
-        failed: Exception | None
         try:
-            failed = self._get(actor.built)
-            self._deaths = 0
-        except WorkerDied as died:
-            failed = died
-            self._deaths += 1
-        if failed is None:
-            actor.ready = True
+            value_of(*self._get(actor.built))
+            self._deaths, actor.ready = 0, True
             return
+        except BaseException as error:
+            failed = error
+            self._deaths = self._deaths + 1 if isinstance(error, WorkerDied) else 0
         self._drop(actor)
-        if 0 < self._deaths < BUILDS:  # another actor takes its place
+        if 0 < self._deaths < _BUILDS:  # another actor takes its place
             return
         if not self._actors:
             raise failed

@@ -21,7 +21,7 @@ import orjson
 
 from ..._core.request import Request
 from ..._services.failures import error_text
-from ...errors import RemoteError, RunStopped
+from ...errors import RunStopped
 from ..engines import Outcome, engine_for
 from ..engines.cluster import Ray
 from ..engines.row_threads import RowThreads
@@ -251,8 +251,6 @@ class Coordinator:
         stage = self._stages[number]
         if (fatal := outcome.fatal) is not None:
             fatal.add_note(f"in step {stage.name!r}")
-            if isinstance(fatal, RemoteError):
-                fatal.add_note(fatal.lines)
             raise fatal
         rows, finish = stage.end(outcome, time.perf_counter()), stage.transform.finish
         if not stage.transform.finishes or self._ended:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -30,11 +29,11 @@ from batched._services.failures import error_text
 from batched.errors import RemoteError, TimeLimitExceeded, WorkerDied
 from batched.offline.engines import Outcome, engine_for
 from batched.offline.engines.processes import WorkerKilled
-from batched.offline.engines.serving import receive
 from batched.offline.retry import Retry
 from offline_steps import (
     SOON,
     Process,
+    Unpicklable,
     ask,
     batch_of,
     close,
@@ -117,7 +116,7 @@ def test_a_function_that_its_process_cannot_import_ends_the_workers(hidden: Any)
 def test_a_row_that_its_process_cannot_make_fails_alone(hidden: Any) -> None:
     good, bad = results(in_process(double, [1, hidden.Row()]))
     assert good == 2
-    assert "ModuleNotFoundError" in str(bad)
+    assert type(bad) is ModuleNotFoundError
 
 
 def test_large_arrays_cross_whole_and_can_be_written_to() -> None:
@@ -138,22 +137,12 @@ def test_a_text_that_names_the_main_script_crosses_like_any_other() -> None:
     assert results(in_process(double, ["__main__"])) == ["__main__" * 2]
 
 
-def test_an_array_of_which_half_arrives_is_the_end_of_a_process() -> None:
-    ours, theirs = multiprocessing.Pipe()
-    theirs.send([1_000_000])
-    theirs.send_bytes(b"the pickle")
-    os.write(theirs.fileno(), bytes(10))
-    theirs.close()
-    with pytest.raises(EOFError):
-        receive(ours)
-    ours.close()
-
-
-def test_an_error_that_cannot_be_pickled_crosses_with_its_lines() -> None:
+def test_an_error_crosses_with_its_class_its_cause_and_its_lines() -> None:
     (error,) = in_process(raise_unpicklable, [1]).results
-    assert str(error) == "Unpicklable: onetwo"
+    assert type(error) is Unpicklable
+    assert str(error) == "onetwo"
+    assert type(error.__cause__) is KeyError
     assert "in raise_unpicklable" in error_text(error).traceback
-    assert "_serving.py" not in error_text(error).traceback
 
 
 def test_errors_in_the_place_of_rows_cross_too() -> None:
@@ -182,7 +171,7 @@ def test_a_fault_of_a_service_is_known_across_processes() -> None:
 
 def test_results_that_cannot_be_sent_are_an_error_of_the_batch() -> None:
     done = in_process(lambda items: [(item for item in items)] * len(items), [1])
-    assert "returned what cannot be sent from its process" in str(done.results[0])
+    assert "cannot pickle 'generator' object" in str(done.results[0])
 
 
 @pytest.mark.once
@@ -203,9 +192,9 @@ def test_memory_errors_of_a_process_split() -> None:
         ("hold the GIL", TimeLimitExceeded, "faulty took longer than timeout_s=0.3, and was ended"),
         ("segfault", WorkerDied, "the process of faulty got SIGSEGV"),
         ("exit 0", WorkerDied, "the process of faulty exited with 0"),
-        ("sys.exit", RemoteError, "SystemExit: 0"),
+        ("sys.exit", SystemExit, "0"),
         ("be killed", WorkerKilled, "the process of faulty was killed, as systems do when memory"),
-        ("raise", RemoteError, "ValueError: bad row"),
+        ("raise", ValueError, "bad row"),
     ],
 )
 @pytest.mark.once
@@ -254,7 +243,7 @@ def test_a_class_that_cannot_be_built_again_ends_the_workers(tmp_path: Path) -> 
             return items
 
     done = in_process(Model, [1, "end"], args=(model,))
-    assert "FileNotFoundError" in str(done.fatal)
+    assert type(done.fatal) is FileNotFoundError
 
 
 def test_a_process_whose_pipe_another_one_holds_open_is_found_dead() -> None:
@@ -273,23 +262,6 @@ def test_a_process_whose_pipe_another_one_holds_open_is_found_dead() -> None:
 def test_an_interrupt_of_the_terminal_is_for_the_driver_alone() -> None:
     (session,) = results(in_process(lambda items: [os.getsid(0)], [1]))
     assert session != os.getsid(0), "Ctrl-C is for all processes of a session"
-
-
-@pytest.mark.once
-def test_a_process_that_closes_its_pipe_and_goes_on_is_ended(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("batched.offline.engines.processes._EXIT_TIME", 0.1)
-
-    def closing(items: list[Any]) -> list[Any]:
-        os.closerange(3, 100)
-        threading.Event().wait(60)
-        return items
-
-    (error,) = in_process(closing, [1]).results
-    # or its own thread ends it, which takes the closed pipe for the driver's end
-    how = str(error).removeprefix("the process of closing ")
-    assert how in {"closed its pipe", "exited with 1"}
 
 
 def test_features_run_in_processes_as_they_do_online() -> None:

@@ -288,7 +288,7 @@ def test_a_folder_goes_to_the_actors_of_each_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
-        (ray_steps.Broken, "FileNotFoundError: no model.bin"),
+        (ray_steps.Broken, "no model.bin"),
         (ray_steps.Dying, "the actor of Dying was lost: "),
     ],
 )
