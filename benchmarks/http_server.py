@@ -24,7 +24,7 @@ from typing import Any, TextIO
 
 import h11
 
-from batched._commands.demo.online import first_sentences
+from batched._commands.demo import first_sentences
 from contest import (
     HERE,
     ROUNDS,

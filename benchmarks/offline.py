@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from batched import offline
-from batched._commands.demo.online import first_sentences
+from batched._commands.demo import first_sentences
 from batched.offline.identity.inputs import hash_inputs
 from batched.offline.progress.commit import Commit
 from batched.offline.progress.store import Progress

@@ -370,7 +370,7 @@ async def answer(link: tuple[asyncio.StreamReader, asyncio.StreamWriter], path: 
 
 async def load(port: int, seconds: float) -> dict[str, float]:
     """Keep all connections busy. Return requests a second and the mean size of batches."""
-    from batched._commands.demo.online import first_sentences  # it needs packages of the demo
+    from batched._commands.demo import first_sentences  # it needs packages of the demo
 
     links = [await asyncio.open_connection(HOST, port) for _ in range(CLIENTS)]
     paths = [f"/embed?text={quote(sentence)}" for sentence in first_sentences()]

@@ -63,7 +63,7 @@ WITH_EXTRAS = {
     "batched._chat.items": "openai",
     "batched._chat.settings": "openai",
     "batched._commands.bench": "rich",
-    "batched._commands.demo": "matplotlib",
+    "batched._commands.demo": "numpy",
     "batched._commands.display": "rich",
     "batched._generation": "torch",
     "batched._operations.collector": "prometheus_client",

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from .load import Calls
@@ -16,11 +15,6 @@ from .load import Calls
 def new_console() -> Console:
     """Return a console that prints sentences unchanged."""
     return Console(highlight=False, markup=False, soft_wrap=True)
-
-
-def progress_bars(console: Console) -> Progress:
-    """Return bars that only a terminal shows."""
-    return Progress(console=console, disable=not console.is_terminal)
 
 
 def new_table(title: str, *heads: str) -> Table:

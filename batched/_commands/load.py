@@ -12,8 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import numpy as np
-
 from .. import AsyncBatched, Batched
 
 T = TypeVar("T")
@@ -23,7 +21,6 @@ T = TypeVar("T")
 class Calls:
     """Answered calls of some callers."""
 
-    callers: int
     seconds: float
     """Time from the first call to the last answer (s)."""
     latencies: list[float]
@@ -37,34 +34,34 @@ class Calls:
         return len(self.latencies) / self.seconds
 
     def percentile(self, percent: int) -> float:
-        """Return a percentile of the latencies (s)."""
-        return float(np.percentile(self.latencies, percent))
+        """Return a percentile of the latencies, by the nearest rank (s)."""
+        rank = math.ceil(len(self.latencies) * percent / 100)
+        return sorted(self.latencies)[rank - 1]
 
 
 async def make_calls(
     call: Callable[[T], Any],
     items: Iterator[T],
     callers: int,
+    answered: Callable[[T, Any], object],
     *,
     until: float = math.inf,
     least: int = 0,
     warm_up: float = 0.0,
-    answered: Callable[[T, Any], object] | None = None,
 ) -> Calls:
     """Call `call` with each item from `callers` coroutines if it is awaited, else from threads.
 
-    Callers share `items`, which is no generator, because threads cannot share one. After `until`, a
-    moment of `perf_counter`, and `least` answers, only the first call of a caller begins. The share
-    `warm_up` of all calls does not count, in whole rounds of the callers. `answered` gets each item
-    with its answer.
+    Callers share `items`, which is no generator, because threads cannot share one. `answered` gets
+    each item with its answer. After `until`, a moment of `perf_counter`, and `least` answers, only
+    the first call of a caller begins. The share `warm_up` of all calls does not count, in whole
+    rounds of the callers.
     """
     answers: list[tuple[float, float]] = []  # moment of the answer, and latency
 
     def is_over(item: T, answer: Any, began: float) -> bool:
+        answered(item, answer)
         now = time.perf_counter()
         answers.append((now, now - began))
-        if answered:
-            answered(item, answer)
         return now > until and len(answers) >= least
 
     def call_from_thread() -> None:
@@ -81,7 +78,6 @@ async def make_calls(
 
     batched = call if isinstance(call, (Batched, AsyncBatched)) else None
     if batched:
-        batched._function.warned.add("single calls")  # a lone caller is meant to call so
         batched.reset_stats()
     caller: Callable[[], Any] = call_from_coroutine
     threads = ThreadPoolExecutor(callers)
@@ -91,13 +87,15 @@ async def make_calls(
     started = time.perf_counter()
     try:
         await asyncio.gather(*(caller() for _ in range(callers)))
-    finally:
-        until, least = -math.inf, 0  # interrupted callers end with their present call
-        threads.shutdown(wait=False)
+    except BaseException as error:
+        until, least = -math.inf, 0  # callers end with their present call
+        threads.shutdown(wait=isinstance(error, Exception))
+        raise
+    threads.shutdown()
     ended = time.perf_counter()
     skipped = int(len(answers) * warm_up) // callers * callers
     if skipped:
         started, _ = answers[skipped - 1]
     latencies = [latency for _, latency in answers[skipped:]]
     mean_batch = batched.stats.avg_batch_size if batched else 1.0
-    return Calls(callers, ended - started, latencies, mean_batch)
+    return Calls(ended - started, latencies, mean_batch)

@@ -13,13 +13,11 @@ import pkgutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, Final, NoReturn
 
 from .._installation import __version__, needs
 from ..errors import BatchedError
 from .reference import describe
-
-N = TypeVar("N", int, float)
 
 INTERRUPTED: Final = 128 + 2
 """Exit status of a command that SIGINT ended, as shells count."""
@@ -84,7 +82,7 @@ def _parser(prog: str) -> _Parser:
     _add_demo_options(
         add(
             "demo",
-            ".demo.online:demo",
+            ".demo:demo",
             "demo",
             "Compare a real embedding model with and without batching, under concurrent callers",
             "; takes under two minutes on two cores",
@@ -93,11 +91,11 @@ def _parser(prog: str) -> _Parser:
     _add_bench_options(
         add(
             "bench",
-            ".bench.command:bench",
+            ".bench:bench",
             "bench",
             "Measure a batch function of yours, by size of the batch and under concurrent callers, "
-            "unbatched and batched, and recommend settings",
-            "; takes about a minute",
+            "unbatched and batched, and recommend a batch_size",
+            "; takes about twenty seconds",
         )
     )
     _add_run_options(
@@ -164,20 +162,6 @@ def _add_demo_options(parser: _Parser) -> None:
     _add_count(parser, "--callers", "concurrent callers, each with one call at a time", 64)
     _add_count(parser, "--sentences", "sentences to embed in each run", 512)
     _add_count(parser, "--batch-size", "most sentences in one batch", 32)
-    parser.add_argument(
-        "--output",
-        type=Path,
-        default="batched-demo.png",
-        metavar="FILE",
-        help="picture of the comparison (%(default)s)",
-    )
-    parser.add_argument(
-        "--offline",
-        dest="run",
-        action="store_const",
-        const=".demo.offline:offline_demo",
-        help="instead: embed a CSV of the sentences, be killed half-way, and go on",
-    )
 
 
 def _add_bench_options(parser: _Parser) -> None:
@@ -191,8 +175,7 @@ def _add_bench_options(parser: _Parser) -> None:
         type=Path,
         required=True,
         metavar="FILE",
-        help=".txt, each line an item; .csv; or JSON Lines, each an item (an object of features, "
-        "for inference functions)",
+        help=".txt, each line an item; .csv; or JSON Lines, each an item",
     )
     parser.add_argument(
         "--column", metavar="NAME", help="of the items, in a .csv file or in objects of JSON Lines"
@@ -200,30 +183,15 @@ def _add_bench_options(parser: _Parser) -> None:
     _add_count(parser, "--max-batch-size", "most items in one batch", 64, least=2)
     parser.add_argument(
         "--concurrency",
-        type=_at_least(int, 1),
+        type=_at_least(1),
         metavar="N",
         help="callers at once (64 threads, or 256 coroutines of a coroutine function)",
-    )
-    parser.add_argument(
-        "--batch-size",
-        type=_at_least(int, 1),
-        metavar="N",
-        help="of the batches under callers (the recommended one)",
-    )
-    parser.add_argument(
-        "--seconds",
-        type=_at_least(float, 0.01),
-        default=0.6,
-        metavar="S",
-        help="for each way to call, in each of five rounds (%(default)s)",
     )
 
 
 def _add_count(parser: _Parser, option: str, about: str, default: int, *, least: int = 1) -> None:
     about += " (%(default)s)"
-    parser.add_argument(
-        option, type=_at_least(int, least), default=default, metavar="N", help=about
-    )
+    parser.add_argument(option, type=_at_least(least), default=default, metavar="N", help=about)
 
 
 def _add_run_options(parser: _Parser) -> None:
@@ -268,7 +236,7 @@ def _add_run_options(parser: _Parser) -> None:
     )
     parser.add_argument(
         "--workers",
-        type=_at_least(int, 1),
+        type=_at_least(1),
         metavar="N",
         help="batches that run at once (the function's own, or 1)",
     )
@@ -330,12 +298,12 @@ def _names(text: str) -> list[str]:
     return text.split(",")
 
 
-def _at_least(kind: Callable[[str], N], least: N) -> Callable[[str], N]:
+def _at_least(least: int) -> Callable[[str], int]:
     """Return the type of an option with a least value."""
 
-    def number(text: str) -> N:
-        value = kind(text)
-        if not value >= least:  # which refuses "nan", too
+    def number(text: str) -> int:
+        value = int(text)
+        if value < least:
             raise argparse.ArgumentTypeError(f"must be at least {least}, got {value}")
         return value
 

@@ -1,18 +1,14 @@
-"""Items of a file: texts, JSON values, or features."""
+"""Items of a file: texts, or JSON values."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
-import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from ..reference import argument_error
+from .reference import argument_error
 
 
 def read_items(sample: Path, column: str | None) -> dict[int, Any]:
@@ -64,36 +60,3 @@ def _take(sample: Path, number: int, row: Any, column: str) -> Any:
             f"{sample}, line {number}: no column {column}; it has {names or 'no columns'}"
         )
     return values[column]
-
-
-def to_features(values: Mapping[int, Any], sample: Path) -> list[dict[str, Any]]:
-    """Return features of one row, without axis 0, for each value.
-
-    Features are tensors if the user's module has imported torch, else arrays. A feature with a
-    fraction in any row is float32 in all rows, because some files have 1 for 1.0.
-    """
-    rows = []
-    first, *_ = values.values()
-    for number, value in values.items():
-        if not isinstance(value, dict) or not value or value.keys() != first.keys():
-            wanted = f" {', '.join(first)}, as the first line" if value is not first else ""
-            raise argument_error(f"{sample}, line {number}: must be an object of features{wanted}")
-        try:
-            row = {name: np.asarray(given) for name, given in value.items()}
-        except ValueError:  # lists of different lengths
-            row = {}
-        if not row or any(array.dtype.kind not in "biuf" for array in row.values()):
-            raise argument_error(
-                f"{sample}, line {number}: each feature must be a number or lists of numbers"
-            )
-        rows.append(row)
-    fractions = {name for row in rows for name in row if row[name].dtype.kind == "f"}
-    torch = sys.modules.get("torch")
-    to_tensor = np.asarray if torch is None else torch.from_numpy
-    return [
-        {
-            name: to_tensor(array.astype(np.float32) if name in fractions else array)
-            for name, array in row.items()
-        }
-        for row in rows
-    ]

@@ -10,21 +10,20 @@ import os
 import random
 import re
 import sysconfig
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 import numpy as np
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import Progress
 
-from ... import aio, dynamically
-from ..display import cores, load_table, new_console, progress_bars
-from ..load import Calls, make_calls
-from ..reference import argument_error, describe
+from .. import aio, dynamically
+from .display import cores, load_table, new_console
+from .load import Calls, make_calls
+from .reference import argument_error, describe
 
 Vector = NDArray[np.float32]
 Encode = Callable[[list[str]], Vector]
@@ -63,16 +62,19 @@ def demo(args: argparse.Namespace) -> int:
     """Compare a model without and with batching. Return 1 if the vectors differ, else 0.
 
     Raises:
-        argparse.ArgumentError: the sentences, the model or the folder of the picture do not exist.
+        argparse.ArgumentError: there are fewer sentences, or the model does not exist.
         ModuleNotFoundError: a package of the extra is missing.
     """
     console = new_console()
-    texts = choose_sentences(args.sentences)
-    if args.output.is_dir() or not os.access(args.output.parent, os.W_OK):
-        raise argument_error(f"no file can be written at {args.output}")
+    texts = first_sentences()
+    if args.sentences > len(texts):
+        raise argument_error(
+            f"the standard library has {len(texts):,} sentences to offer, not {args.sentences:,}"
+        )
+    texts = texts[: args.sentences]
     with console.status("Loading the model"):
         encode = load(args.model)
-    with progress_bars(console) as progress:
+    with Progress(console=console, disable=not console.is_terminal) as progress:
         found = asyncio.run(measure(encode, texts, args.callers, args.batch_size, progress))
     name = PurePath(args.model or "all-MiniLM-L6-v2").name
     title = f"{name}, {len(texts):,} sentences, {args.callers:,} callers, {cores()} CPU cores"
@@ -83,26 +85,8 @@ def demo(args: argparse.Namespace) -> int:
         f"Mean batch: sentences in one call of the model; at most {args.batch_size}"
     )
     alone, batched = (np.concatenate([pair[mode].vectors for pair in found]) for mode in range(2))
-    equal = compare(console, "Vectors with and without batching", alone, batched)
-    draw([each for pair in found for each in pair], title).savefig(
-        args.output, format="png", dpi=150
-    )
-    console.print(f"Picture: {args.output}")
+    equal = compare(console, alone, batched)
     return 0 if equal else 1
-
-
-def choose_sentences(number: int) -> list[str]:
-    """Return the first `number` sentences.
-
-    Raises:
-        argparse.ArgumentError: there are fewer.
-    """
-    texts = first_sentences()
-    if number > len(texts):
-        raise argument_error(
-            f"the standard library has {len(texts):,} sentences to offer, not {number:,}"
-        )
-    return texts[:number]
 
 
 def first_sentences() -> list[str]:
@@ -177,8 +161,9 @@ async def measure(
             vectors[text] = vector
             progress.advance(task)
 
-        await make_calls(call, iter(texts[:callers]), callers)  # warm-up: one call of each caller
-        calls = await make_calls(call, iter(texts), callers, answered=keep)
+        # warm-up: one call of each caller
+        await make_calls(call, iter(texts[:callers]), callers, lambda *_: None)
+        calls = await make_calls(call, iter(texts), callers, keep)
         return Measured(label, calls, np.stack([vectors[text] for text in texts]))
 
     try:
@@ -191,29 +176,11 @@ async def measure(
             server.shutdown(cancel_futures=True)
 
 
-def compare(console: Console, vectors: str, ours: Vector, theirs: Vector) -> bool:
+def compare(console: Console, alone: Vector, batched: Vector) -> bool:
     """Print whether two arrays have equal rows, up to rounding. Return the verdict."""
-    lengths = np.linalg.norm(ours, axis=1) * np.linalg.norm(theirs, axis=1)
-    cosine = float(np.min(np.sum(ours * theirs, axis=1) / lengths))
+    lengths = np.linalg.norm(alone, axis=1) * np.linalg.norm(batched, axis=1)
+    cosine = float(np.min(np.sum(alone * batched, axis=1) / lengths))
     equal = cosine > LEAST_COSINE  # false if a vector is not a number
     verdict = "equal" if equal else "NOT EQUAL"
-    console.print(f"{vectors} are {verdict}: smallest cosine {cosine:.6f}")
+    console.print(f"Vectors with and without batching are {verdict}: smallest cosine {cosine:.6f}")
     return equal
-
-
-def draw(found: Sequence[Measured], title: str) -> Figure:
-    """Return a figure of the throughput and the median latency of each way of answering."""
-    figure = Figure(figsize=(11, 4), layout="constrained")
-    figure.suptitle(title)
-    panels = {
-        "Sentences a second (more is better)": [each.calls.rate for each in found],
-        "Median latency in ms (less is better)": [
-            each.calls.percentile(50) * 1e3 for each in found
-        ],
-    }
-    for axes, (name, values) in zip(figure.subplots(1, 2), panels.items(), strict=True):
-        axes.set_title(name)
-        axes.bar_label(axes.barh([each.label for each in found], values), fmt="{:,.0f}")
-        axes.margins(x=0.2)
-        axes.invert_yaxis()  # the first one on top
-    return figure

@@ -1,1 +1,0 @@
-"""Command demo: two programs that show batches online and offline."""
