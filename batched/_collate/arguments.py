@@ -156,12 +156,15 @@ def takes_instance(func: Callable[..., Any]) -> bool:
     return len(names) > 1 and names[0] in ("self", "cls")
 
 
+def is_in_class(func: Callable[..., Any]) -> bool:
+    """Return whether `func` was defined in the body of a class."""
+    around = func.__qualname__.split(".")[-2:-1] if isinstance(func, FunctionType) else []
+    return around not in ([], ["<locals>"])
+
+
 def is_method(func: Callable[..., Any]) -> bool:
     """Return whether `func` was defined in the body of a class, with an instance to take."""
-    if not isinstance(func, FunctionType):
-        return False
-    around = func.__qualname__.split(".")[-2:-1]
-    return around not in ([], ["<locals>"]) and takes_instance(func)
+    return is_in_class(func) and takes_instance(func)
 
 
 def _freeze(value: Any) -> Hashable:

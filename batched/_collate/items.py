@@ -158,22 +158,24 @@ class ItemCollator(Collator):
         ):
             refuse_unawaited(f"{self.name} returned", output)
             raise BatchFunctionError(
-                f"{self.name} returned {type(output).__name__}; it must return a list, tuple, "
-                "array or tensor with one entry per item"
+                f"{self.name} returned {type(output).__name__}; it gets a list of items, and must "
+                "return a list, tuple, array or tensor with one entry per item"
             )
         if isinstance(output, tuple):
             self._refuse_several(output)
         if getattr(output, "ndim", 1) == 0:
             raise BatchFunctionError(
-                f"{self.name} returned a single value; it must return one per item"
+                f"{self.name} returned a single value; it must return one per item (of one row, "
+                "squeeze() makes a single value)"
             )
         return list(output)
 
     def _refuse_several(self, output: tuple[Any, ...]) -> None:
         """Raise `BatchFunctionError` if `output` is a tuple of several outputs, not of results."""
         columns = (list, *find_imported("numpy", "ndarray"), *find_imported("torch", "Tensor"))
-        kinds = {kind for kind in set(map(type, output)) if issubclass(kind, columns)}
-        several = any(getattr(each, "ndim", 1) for each in output if type(each) in kinds)
+        several = any(
+            getattr(each, "ndim", 1) for each in output if issubclass(type(each), columns)
+        )
         if hasattr(output, "_make") or hasattr(output, "n_fields") or several:
             raise BatchFunctionError(
                 f"{self.name} returned a {type(output).__name__} of several outputs, not one "

@@ -64,18 +64,18 @@ def bench(args: argparse.Namespace) -> int:
     items = [*read_items(args.input, args.column).values()]
     random.Random(SEED).shuffle(items)
     found = import_attribute(args.target)
+    fn = as_batched(found, args.target)
     console = new_console()
     number = f"{count(len(items), 'item')} from {args.input.name}"
     console.print(f"{args.target}, {number}, {count(cores(), 'CPU core')}", style="bold")
-    asyncio.run(_measure(found, items, args, console))
+    # all on one loop: a coroutine function may keep objects of its loop
+    asyncio.run(_measure(fn, items, fn is found, args, console))
     return 0
 
 
 async def _measure(
-    found: object, items: list[Any], args: argparse.Namespace, console: Console
+    fn: Target, items: list[Any], decorated: bool, args: argparse.Namespace, console: Console
 ) -> None:
-    """Measure everything on one loop: a coroutine function may keep objects of its loop."""
-    fn = as_batched(found, args.target)
     with Progress(console=console, disable=not console.is_terminal) as progress:
         times = await time_batches(fn, items, doublings(args.max_batch_size), args.target, progress)
         console.print(size_table(times))
@@ -90,7 +90,7 @@ async def _measure(
     )
     if size == args.max_batch_size:
         console.print(f"Larger batches than {size} may gain more: try --max-batch-size {4 * size}.")
-    console.print(advise(fn, found, size, callers, rounds), style="bold")
+    console.print(advise(fn, decorated, size, callers, rounds), style="bold")
 
 
 def as_batched(found: object, reference: str) -> Target:
@@ -115,10 +115,10 @@ def as_batched(found: object, reference: str) -> Target:
             )
         fn = (AsyncBatched if function.coroutine else Batched)(function)
     options = fn._function.options
-    if options.features or options.steps or options.unpack:
+    others = options.features or options.steps or options.unpack or fn._function.preparation
+    if others or "batch_size" not in fn.options:  # which a client of a model process has not
         raise argument_error(
-            f"{reference} takes features or several lists, or works in steps; bench measures "
-            "functions of one list"
+            f"{reference} is no function of one list in this process, which bench measures"
         )
     return fn  # type: ignore[no-any-return]
 
@@ -266,7 +266,7 @@ def size_table(times: dict[int, float]) -> Table:
     return table
 
 
-def advise(fn: Target, found: object, size: int, callers: int, rounds: list[Round]) -> str:
+def advise(fn: Target, decorated: bool, size: int, callers: int, rounds: list[Round]) -> str:
     """Return a comparison of the rates, and the decorator to write; rounds ascend by their gain.
 
     Batching is recommended if it gains in every round, and a tenth or more in most.
@@ -278,7 +278,7 @@ def advise(fn: Target, found: object, size: int, callers: int, rounds: list[Roun
     )
     if low <= 1 or middle < NEAR_BEST:
         return f"{text}Batching may not be worth it."
-    if fn is found:
+    if decorated:
         return f"{text}In its decorator: batch_size={size} (now {fn.options['batch_size']})"
     where = "batched.aio" if fn._function.coroutine else "batched"
     return f"{text}Decorator: @{where}.dynamically(batch_size={size})"

@@ -24,7 +24,8 @@ def import_attribute(reference: str) -> Any:
     Raises:
         argparse.ArgumentError: the object does not exist, or its module cannot be imported.
     """
-    if ":" not in reference:
+    module, colon, _ = reference.partition(":")
+    if not colon or module.endswith(".py") or not module.replace(".", "_").isidentifier():
         raise argument_error(f"name the function as module:function, got {reference!r}")
     sys.path.insert(0, os.getcwd())
     try:

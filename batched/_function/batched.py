@@ -36,7 +36,7 @@ from .._runtime.waits import current_worker
 from .._runtime.wakers import Future, async_waker, blocking_waker, logger
 from ..stats import Stats
 from .function import Batcher, BatchFunction, Parts
-from .map import Ahead, async_mapped, mapped
+from .map import Ahead, async_mapped, mapped, no_text
 from .method import BatchedMethod
 from .pickling import DOTTED_NAMES, Carriers, importable_name
 from .requests import MISSING, Args, Keywords
@@ -147,6 +147,9 @@ class BatchedCallable(Generic[T, U, P]):
             runtime.abandon(request)
             raise
         return request.result if request.error is None else raise_error(request)
+
+    # Python's warning of a coroutine that nothing awaited has this name
+    acall.__qualname__ = "call of a batched function"
 
     def submit(self, item: T = MISSING, /, *args: P.args, **kwargs: P.kwargs) -> Future[U]:
         """Return a future of the result for `item`, which is always one item, even if it is a list.
@@ -359,8 +362,11 @@ class BatchedCallable(Generic[T, U, P]):
         try:
             return getattr(self._function.func, name)
         except AttributeError:
+            hint = "; did you mean 'shutdown'?" if name == "close" else ""
             raise AttributeError(
-                f"neither {self!r} nor the decorated function has an attribute {name!r}"
+                f"neither {self!r} nor the decorated function has an attribute {name!r}{hint}",
+                name=name,
+                obj=None if hint else self,  # of which Python suggests a similar attribute
             ) from None
 
     def __repr__(self) -> str:
@@ -520,7 +526,7 @@ class Batched(BatchedCallable[T, U, P]):
                 `return_exceptions` puts it in place of the result. An exception that `items` raises
                 follows the results for earlier items.
         """
-        return mapped(self._ahead(buffersize, timeout, return_exceptions), items)
+        return mapped(self._ahead(buffersize, timeout, return_exceptions), no_text(items))
 
 
 class AsyncBatched(BatchedCallable[T, U, P]):
@@ -563,4 +569,4 @@ class AsyncBatched(BatchedCallable[T, U, P]):
 
         To stop early, call `aclose()` of the generator.
         """
-        return async_mapped(self._ahead(buffersize, timeout, return_exceptions), items)
+        return async_mapped(self._ahead(buffersize, timeout, return_exceptions), no_text(items))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple
 
-from .._collate.arguments import Binder, signature_of, takes_instance
+from .._collate.arguments import Binder, is_in_class, signature_of, takes_instance
 from .._collate.features.collate import FeatureCollator
 from .._collate.features.parse import FeatureParser
 from .._collate.items import ItemCollator
@@ -27,7 +27,7 @@ from .._runtime.wakers import Future
 from .._steps.execution import StepExecution
 from .preparation import Preparation, PreparedParser, Preparers
 from .requests import Args, FeatureRequestParser, ItemRequestParser, Keywords
-from .settings import Options, is_kind
+from .settings import Options, is_kind, takes_arguments
 
 Kind = Literal["method", "static", "class"]
 """Object that attribute access binds: the instance, nothing ("static"), or the class."""
@@ -77,6 +77,12 @@ class BatchFunction:
         if kind is None:
             # a function of the items alone is no method: it may be the default of a dataclass
             kind = "method" if takes_instance(func) else "static"
+            in_class = is_in_class(func) and "<lambda>" not in str(name)
+            if kind == "static" and in_class and not takes_arguments(func, 1):
+                raise TypeError(
+                    f"{name} is in a class: the first parameter of a method is named self or cls, "
+                    "and a function without an instance is decorated with staticmethod, too"
+                )
         coroutine = is_kind(inspect.iscoroutinefunction, func)
         function = cls(func, kind, coroutine, replace(options, name=name))
         function._check_lists()

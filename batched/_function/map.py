@@ -26,6 +26,13 @@ _LATE: Final = (
 )
 
 
+def no_text(items: T) -> T:
+    """Return the items of a call of `map`, unless they are the characters of a text."""
+    if isinstance(items, str | bytes):
+        raise TypeError(f"map takes many items, got the text {items!r:.60}, which is one item")
+    return items
+
+
 class Ahead(Generic[T]):
     """Items of one `map` that are submitted and not yet answered, in order."""
 

@@ -42,7 +42,10 @@ class Preparation:
 
     def prepare(self, given: Any, _: Mapping[str, Any], owner: object, /) -> Any:
         """Return the item for `given`. An exception reaches that caller alone."""
-        return self._prepare(owner, given) if self._binds else self._prepare(given)
+        item = self._prepare(owner, given) if self._binds else self._prepare(given)
+        if item is None:
+            raise TypeError(f"prepare returned None for {given!r:.60}; it must return the item")
+        return item
 
 
 class PreparedParser:

@@ -148,12 +148,12 @@ class ItemRequestParser:
         return Request(items, len(items), group, waker, True, owner, lengths, order, places, keys)
 
     def _check_parts(self, items: list[Any]) -> None:
-        size = len(self._parts)
+        size, parts = len(self._parts), ", ".join(self._parts)
         for item in items:
             if not isinstance(item, tuple) or len(item) != size:
                 raise TypeError(
-                    f"{self._name} takes items of {size} parts ({', '.join(self._parts)}), as "
-                    f"arguments or as a tuple, got {item!r:.60}"
+                    f"{self._name} takes items of {size} parts, {self._short}({parts}) or "
+                    f"{self._short}([({parts}), ...]), got {item!r:.60}"
                 )
 
     def _find_keys(self, items: list[Any]) -> list[Hashable]:
@@ -163,8 +163,8 @@ class ItemRequestParser:
                 hash(key)
             except TypeError:
                 raise TypeError(
-                    f"{self._name}: dedupe needs items, or keys, that have a hash, got {key!r:.60} "
-                    f"for {item!r:.60}; dedupe may be a function that returns the key of an item"
+                    f"{self._name}: dedupe needs items that have a hash, got {item!r:.60}; dedupe "
+                    "may be a function that returns a key of an item that has one"
                 ) from None
         return keys
 

@@ -74,6 +74,9 @@ class StepSettings(_SharedSettings, total=False):
 NOT_OF_STEPS: Final = {"timeout_ms", "flush", "isolate_errors", "dedupe", "unpack"}
 """Settings that mean nothing where calls join whenever there is room."""
 
+SHORTEST_MS: Final = 0.1
+"""Least `timeout_ms` besides 0: a shorter one is more likely meant in seconds (ms)."""
+
 PEERS: Final = {
     "collate_fn": "prepare",
     "key": "dedupe",
@@ -142,6 +145,11 @@ class Options:
         _check_function("prepare", self.prepare, form)
         _check_function("on_batch", self.on_batch, "a plain function of a BatchRecord")
         check_whole("prepare_threads", self.prepare_threads)
+        if 0 < (self.policy.timeout_ms or 0) < SHORTEST_MS:
+            raise ValueError(
+                f"timeout_ms is a time in milliseconds, got {self.policy.timeout_ms}; "
+                'flush="eager" does not wait'
+            )
         if self.on_oom not in get_args(OnOom):
             raise ValueError(f"on_oom must be 'split' or 'raise', got {self.on_oom!r}")
         for name in ("isolate_errors", "unpack"):
@@ -219,12 +227,17 @@ def _check_function(name: str, function: Any, form: str) -> None:
     fits = callable(function)
     fits &= not is_kind(inspect.iscoroutinefunction, function)
     arguments = 1 + (name == "prepare" and is_method(function))
-    try:
-        signature_of(function).bind(*[None] * arguments)
-    except TypeError:
-        fits = False
-    if not fits:
+    if not fits or not takes_arguments(function, arguments):
         raise TypeError(f"{name} must be {form}, got {function!r}")
+
+
+def takes_arguments(function: Callable[..., Any], count: int) -> bool:
+    """Return whether a function can be called with `count` arguments by position."""
+    try:
+        signature_of(function).bind(*[None] * count)
+    except TypeError:
+        return False
+    return True
 
 
 def _length_of(name: str, item: Any) -> int:

@@ -174,8 +174,8 @@ def test_an_output_without_results_in_order_is_an_error_with_its_type(
         items.split(output, calls(*sizes), None)
     assert type(caught.value) is BatchFunctionError
     assert str(caught.value) == (
-        f"shop.embed returned {type(output).__name__}; it must return a list, tuple, array or "
-        "tensor with one entry per item"
+        f"shop.embed returned {type(output).__name__}; it gets a list of items, and must return a "
+        "list, tuple, array or tensor with one entry per item"
     )
 
 
@@ -229,7 +229,7 @@ def test_a_tuple_of_single_values_is_rows(items: ItemCollator, library: Any) -> 
 def test_an_array_without_axes_is_a_single_value(
     items: ItemCollator, library: Any, sizes: tuple[int, ...]
 ) -> None:
-    single = "^shop.embed returned a single value; it must return one per item$"
+    single = r"^shop.embed returned a single value; it must return one per item \("
     with pytest.raises(BatchFunctionError, match=single):
         items.split(library.ones(()), calls(*sizes), None)
     if library.__name__ == "numpy":

@@ -110,6 +110,9 @@ def features(given):
 @batched.dynamically(unpack=True)
 def pairs(queries, passages):
     return queries
+
+if hasattr(signal, "pthread_kill"):  # Windows has no model processes
+    connected = batched.connect("functions:decorated")
 """
 
 
@@ -200,8 +203,11 @@ def test_an_interrupted_command_ends_with_status_130(functions: None) -> None:
         ("functions:number", "cannot batch functions:number: only a function .*, got 3"),
         ("functions:Model.method", ".* is a method; name that of an instance, .*"),
         ("functions:Model.batched_method", ".* is a method; name that of an instance, .*"),
-        ("functions:features", "functions:features takes features or several lists, .*"),
-        ("functions:pairs", "functions:pairs takes features or several lists, .*"),
+        ("functions:features", "functions:features is no function of one list .*"),
+        ("functions:pairs", "functions:pairs is no function of one list .*"),
+        ("functions:connected", "functions:connected is no function of one list .*"),
+        ("functions.py:f", "name the function as module:function, got 'functions.py:f'"),
+        ("./functions:f", "name the function as module:function, got './functions:f'"),
         ("broken:f", "cannot import broken:f: RuntimeError: at import"),
         ("ending:f", "cannot import ending:f: SystemExit"),
     ],
@@ -340,7 +346,7 @@ def test_a_decorator_is_advised_if_it_gains_in_every_round(
 ) -> None:
     rounds = [(Calls(1.0, [0.01] * 100), Calls(1.0, [0.01] * rate)) for rate in rates]
     ratios = ratios.format("as many items batched as unbatched")
-    found = bench.advise(load("plain"), None, 32, 64, rounds)
+    found = bench.advise(load("plain"), False, 32, 64, rounds)
     assert found == f"64 callers made {ratios}\n{advice}"
 
 
@@ -355,7 +361,7 @@ def test_the_advice_fits_the_function(target: str, line: str, functions: None) -
     rounds = [(Calls(1.0, [0.01]), Calls(1.0, [0.01] * 3))] * 2
     found = import_attribute(f"functions:{target}")
     fn = bench.as_batched(found, target)
-    assert bench.advise(fn, found, 32, 64, rounds).splitlines()[1] == line
+    assert bench.advise(fn, fn is found, 32, 64, rounds).splitlines()[1] == line
 
 
 @pytest.mark.parametrize(

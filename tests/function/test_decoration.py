@@ -347,6 +347,52 @@ def test_wrong_arguments_are_refused_with_advice() -> None:
         call(item=3)
 
 
+def test_a_method_without_self_is_refused_with_advice() -> None:
+    def decorate(kind: Any) -> None:
+        class Model:
+            @batched.dynamically
+            @kind  # type: ignore[untyped-decorator]  # `staticmethod`, or nothing
+            def embed(this: Any, items: Any) -> Any:  # noqa: N805  # the mistake
+                return items
+
+    with pytest.raises(
+        TypeError, match=r"Model\.embed is in a class: the first parameter of a met"
+    ):
+        decorate(lambda func: func)
+    decorate(staticmethod)
+
+
+def test_a_wait_in_seconds_is_refused_with_advice() -> None:
+    with pytest.raises(ValueError, match=r"timeout_ms is a time in milliseconds, got 0\.005"):
+        batched.dynamically(timeout_ms=0.005)
+    batched.dynamically(timeout_ms=0)
+
+
+@pytest.mark.parametrize("items", ["text", b"bytes"])
+def test_a_text_in_place_of_many_items_is_refused(items: Any) -> None:
+    for decorator in (batched.dynamically, batched.aio.dynamically):
+        fn: Any = decorator(lambda items: items)
+        with pytest.raises(TypeError, match=r"map takes many items, got the text b?'"):
+            fn.map(items)
+
+
+def test_a_missing_attribute_is_told_with_the_method_that_was_meant() -> None:
+    fn: Any = batched.dynamically(lambda items: items)
+    with pytest.raises(AttributeError, match="'close'; did you mean 'shutdown'"):
+        fn.close()
+    with pytest.raises(AttributeError) as caught:
+        _ = fn.statistics
+    assert (caught.value.name, caught.value.obj) == ("statistics", fn)
+
+
+@pytest.mark.filterwarnings("ignore")  # the call is dropped
+def test_the_warning_of_a_call_that_is_not_awaited_tells_what_it_is() -> None:
+    fn: Any = batched.aio.dynamically(lambda items: items)
+    dropped = fn(1)
+    assert dropped.__qualname__ == "call of a batched function"
+    dropped.close()
+
+
 def test_a_setting_cannot_be_assigned() -> None:
     fn: Any = batched.dynamically(lambda items: items)
     with pytest.raises(AttributeError, match=r"with_options\(batch_size=\.\.\.\)"):

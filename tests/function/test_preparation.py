@@ -264,6 +264,12 @@ def test_a_function_without_a_class_has_no_instance() -> None:
         assert fn(" a ") == expected
 
 
+def test_a_preparation_without_a_result_is_told_to_its_caller() -> None:
+    fn: Any = batched.dynamically(prepare=lambda text: None)(lambda items: items)
+    with pytest.raises(TypeError, match=r"prepare returned None for 'a'; it must return the item"):
+        fn("a")
+
+
 @pytest.mark.parametrize("prepare", [3, "words", awaited, lambda: 1, lambda item, more: item])
 def test_a_wrong_preparation_is_told_at_decoration(prepare: Any) -> None:
     with pytest.raises(TypeError, match="prepare must be a plain function of one argument"):

@@ -89,7 +89,7 @@ def test_prepare_length_and_dedupe_get_one_tuple() -> None:
     "arguments", [("q",), ("q", "p", "r"), (("q", "p"),), ([("q", "p"), ("q",)],), (["qp"],)]
 )
 def test_a_wrong_number_of_parts_is_refused(arguments: Any) -> None:
-    with pytest.raises(TypeError, match=r"items of 2 parts \(queries, passages\), as arguments or"):
+    with pytest.raises(TypeError, match=r"items of 2 parts, score\(queries, passages\) or score\("):
         score(*arguments)
 
 
