@@ -81,7 +81,10 @@ else:
         if name in _LATE:
             return _import(f".{name}", __name__)
         hint = "; did you mean 'dynamically'?" if name.startswith(("batch", "dynamic")) else ""
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
+        error = AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
+        if hint:
+            error.name = name  # else Python would add a hint of its own
+        raise error
 
     def __dir__():
         return [*globals(), *_LATE]

@@ -78,9 +78,10 @@ class BatchSizeMismatch(BatchFunctionError):
             if where
             else ""
         )
+        one = " (squeeze() of one row removes its axis)" if expected == 1 < actual else ""
         error = cls(
             f"{name} was given {expected} items and returned {actual} results{place}; it "
-            "must return one per item, in order"
+            f"must return one per item, in order{one}"
         )
         error.expected, error.actual = expected, actual
         return error
