@@ -27,9 +27,9 @@ _LATE: Final = (
 
 
 def no_text(items: T) -> T:
-    """Return the items of a call of `map`, unless they are the characters of a text."""
-    if isinstance(items, str | bytes):
-        raise TypeError(f"map takes many items, got the text {items!r:.60}, which is one item")
+    """Return the items of a call of `map`, which are not the characters of a text."""
+    if isinstance(items, str | bytes | None):
+        raise TypeError(f"map takes many items, got {items!r:.60}, which is one")
     return items
 
 
