@@ -226,10 +226,12 @@ class ClientRuntime(CallQueue):
 
     def wait(self, request: Request, waker: Any, /) -> None:
         """Wait until `request` has ended, and read for all callers while no other thread does."""
-        for connection in [*self._connections]:
+        with self._lock:
+            connections = [*self._connections]
+        for connection in connections:
             waits = False
             try:
-                connection.waiting[waker] = None
+                connection.waiting[waker] = request
                 while request.waker is not None:
                     reads = self.may_read(connection, waker)
                     waits = True  # until an answer or, by `pass_on`, the turn to read has come
@@ -246,7 +248,7 @@ class ClientRuntime(CallQueue):
                 else:
                     self.abort(INTERRUPTED)
                 raise
-        if request.error is None:
+        if type(waker) is Lock and request.error is None:
             self._decode(request, *request.result)
 
     def _leave(self, connection: Connection, waker: Any) -> None:
@@ -271,7 +273,8 @@ class ClientRuntime(CallQueue):
             before: Any = connection.reader
             reader: Any = None
             if self._calls:
-                reader = next(iter([*connection.waiting]), connection)  # callers come and go
+                waiting = [*connection.waiting.items()]
+                reader = next((each for each, call in waiting if call.waker), connection)
             connection.reader = reader
         if reader not in (None, before):
             wake_all([reader])
@@ -477,7 +480,7 @@ class Connection:
     def __init__(self) -> None:
         self.wire: Any = None  # once it is made
         self.reader: Any = self  # a caller's waker, this object for the thread, or None
-        self.waiting: dict[Any, None] = {}  # wakers of callers who wait, and may read
+        self.waiting: dict[Any, Request] = {}  # calls whose callers wait, and may read, by waker
         self.left: deque[Numbered] = deque()  # answers that a caller has left to the thread
         self.is_over = False  # whether the other end has closed it
         self._bell, self._woken = socket.socketpair()
