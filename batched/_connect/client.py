@@ -226,6 +226,9 @@ class ClientRuntime(CallQueue):
 
     def wait(self, request: Request, waker: Any, /) -> None:
         """Wait until `request` has ended, and read for all callers while no other thread does."""
+        if type(waker) is not Lock:  # of another library's threads
+            waker.acquire()
+            return
         with self._lock:
             connections = [*self._connections]
         for connection in connections:
@@ -248,7 +251,7 @@ class ClientRuntime(CallQueue):
                 else:
                     self.abort(INTERRUPTED)
                 raise
-        if type(waker) is Lock and request.error is None:
+        if request.error is None:
             self._decode(request, *request.result)
 
     def _leave(self, connection: Connection, waker: Any) -> None:

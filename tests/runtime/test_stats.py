@@ -14,6 +14,7 @@ import pytest
 import batched
 from batched._core.linger import FlushReason
 from batched._core.scheduler import Batch, Request
+from batched._runtime import observer
 from batched._runtime.recorder import MOST_UNREAD, Recorder
 from batched.stats import Percentiles, Stats
 
@@ -245,3 +246,15 @@ def test_a_notebook_shows_a_snapshot_as_a_table(busy: Stats) -> None:
     table = busy._repr_html_()
     assert "<td>calls<td>1234<" in table
     assert f"<td>queue_wait<td>{busy.queue_wait}<" in table
+
+
+def test_other_processes_see_a_call_once_it_is_accepted_and_once_it_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fn = batched.dynamically(lambda items: items)
+    seen: list[int] = []
+    monkeypatch.setattr(observer, "share", lambda: seen.append(fn.stats.calls))
+    monkeypatch.setattr(observer, "meters", [lambda *_: None])
+    assert fn(1) == 1
+    fn.shutdown()
+    assert seen == [1, 1]

@@ -147,8 +147,8 @@ async def test_a_refused_call_is_a_503_with_retry_after(error: Exception, senten
 
 
 @pytest.mark.parametrize(("seconds", "header"), [(0.2, b"1"), (1.2, b"2"), (30.0, b"30")])
-@pytest.mark.parametrize("refusal", [batched.QueueFull, ServerGone])
-async def test_retry_after_is_the_time_of_the_queue_or_until_the_next_start(
+@pytest.mark.parametrize("refusal", [batched.QueueFull, batched.QueueTimeout])
+async def test_retry_after_is_the_time_of_the_queue(
     refusal: Any, seconds: float, header: bytes
 ) -> None:
     server = Server()
