@@ -236,7 +236,7 @@ class ClientRuntime(CallQueue):
             try:
                 connection.waiting[waker] = request
                 while request.waker is not None:
-                    reads = self.may_read(connection, waker)
+                    reads = self.may_read(connection, waker, request)
                     waits = True  # until an answer or, by `pass_on`, the turn to read has come
                     connection.wire.wait() if reads else waker.acquire()
                     waits = False
@@ -263,10 +263,10 @@ class ClientRuntime(CallQueue):
             self.abort(INTERRUPTED)
             raise
 
-    def may_read(self, connection: Connection, reader: Any) -> bool:
-        """Return whether `reader` reads. It begins to if there is no reader."""
+    def may_read(self, connection: Connection, reader: Any, request: Request | None = None) -> bool:
+        """Return whether `reader` reads. It begins to, unless `request` has ended."""
         with self._lock:
-            if connection.reader is None:
+            if connection.reader is None and (request is None or request.waker is not None):
                 connection.reader = reader
             return connection.reader is reader
 
