@@ -1,8 +1,7 @@
-"""Socket of one end of a connection: any thread sends, one thread reads.
+"""Socket of one end of a connection: any thread sends, one thread at a time reads.
 
-Senders combine: messages wait in the outbox, and a thread that sends takes
-all of them in one frame, and every other thread goes on.
-If the socket is full, a thread of its own sends the rest.
+Messages wait in the outbox. One thread sends all of them in one frame, and no other thread waits
+for it. If the socket is full, a thread of its own sends the rest.
 """
 
 from __future__ import annotations

@@ -198,7 +198,7 @@ class FeatureRequestParser:
         self._spread = spread
 
     def read(self, item: Any, args: Args, kwargs: Keywords, _: bool, /) -> tuple[Any, Args, bool]:
-        """Return what the caller passed instead of features, the other arguments, and True."""
+        """Return the argument in place of features, the other arguments, and True."""
         item = take_item(self._name, self.binder, kwargs) if item is MISSING else item
         return item, args, True
 

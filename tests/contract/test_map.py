@@ -114,7 +114,7 @@ async def test_closing_it_cancels_waiting_items(stage: Stage) -> None:
         stage.let_through(1)
         first = await anext(results)
     assert first == ("done", 0)
-    assert fn.stats.queue_size == 0
+    await stage.until(lambda: fn.stats.queue_size == 0)
     stage.let_through(1)
     await stage.until(lambda: fn.stats.in_flight == 0)
     assert sum(map(len, stage.batches)) <= 4
