@@ -43,6 +43,8 @@ class Item:
     """Moment of its last request (s)."""
     last: float = inf
     """Moment of the request before (s)."""
+    round: int = 0
+    """Failures in turn of the service before the item."""
     corrected: bool = False
     """Whether the model was asked to correct its JSON."""
     part: Part | None = None

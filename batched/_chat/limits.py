@@ -78,6 +78,8 @@ again (s).
 """
 OTHERS: Final = 20
 """Later requests that show that a refusal means one request alone."""
+MOST_OWN: Final = 5
+"""Requests that may be refused for themselves at one time."""
 WINDOW: Final = 61.0
 """Time in which the requests, or tokens, of a minute are sent (s): a minute, and one second for a
 request that takes longer to the service than the next one.
@@ -171,7 +173,7 @@ class Limits:
         self._round = 0  # answers since the last change of the limit
         self.has_answered = False  # whether the service has answered any request so far
         # moments of sending of the last requests, and whether they were refused
-        self._recent: deque[tuple[float, bool]] = deque(maxlen=OTHERS * OTHERS)
+        self._recent: deque[tuple[float, bool]] = deque(maxlen=OTHERS * MOST_OWN)
         self._refusals = 0  # pauses in a row
         self._failures = 0  # in a row
         self._openings = 0  # pauses of the breaker in a row
@@ -276,9 +278,13 @@ class Limits:
         later = self._later(sent)
         return len(later) >= OTHERS and sum(later) * OTHERS <= len(later)
 
-    def shows_others(self, sent: float) -> bool:
-        """Return whether enough requests that were sent after `sent` have ended, however."""
-        return len(self._later(sent)) >= OTHERS
+    def may_tell(self, sent: float) -> bool:
+        """Return whether enough requests that were sent after `sent` have ended for `is_own`.
+
+        A few refusals among them need more answers.
+        """
+        later = self._later(sent)
+        return len(later) >= OTHERS * min(max(1, sum(later)), MOST_OWN)
 
     def _later(self, sent: float) -> list[bool]:
         return [refused for moment, refused in self._recent if moment > sent]

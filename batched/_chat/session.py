@@ -8,8 +8,8 @@
    at which a request may be sent, or an item must fail.
 3. A refusal costs no attempt, unless it means this request alone. A failure while the breaker is
    open costs none either, unless the item may be its cause: HTTP 500, or a time limit. If the
-   service has never answered, every failure costs one, and the first item without a further
-   attempt fails all items that wait.
+   service has never answered, every failure costs one, and failures one after another cost all
+   items one that wait.
 4. `max_wait_s` bounds the wait of a refused item, from its first refusal. While the service answers
    no request at all, `max_wait_s` bounds the wait of every item. That wait is counted from the
    arrival of the item or from the first fault, whichever is later.
@@ -114,7 +114,6 @@ class Session:
         self.kind = kind
         self.counts = Counts()
         self.spent = 0.0  # cost of all requests so far
-        self.reserved = 0.0  # estimated cost of running requests
         self.largest = 0  # most items of a request that was answered
         self._usual_answer = float(USUAL_ANSWER)  # tokens
         self._services: dict[int, Service] = {}  # by process: the child of a fork has its own
@@ -222,6 +221,8 @@ class Service:
         self._idle: asyncio.TimerHandle | None = None  # closes the connections
         self._waiting: dict[Item, None] = {}  # in the order of their turns
         self._running: set[Request] = set()
+        # failures before the first answer, of requests that were sent one after another
+        self._rounds, self._round_ended = 0, -inf
         self._timer: asyncio.TimerHandle | None = None  # admits waiting items
         self._last_fault = Reply("failure")
         self._telling: asyncio.TimerHandle | None = None  # warns of a wait; None: no fault yet
@@ -244,6 +245,8 @@ class Service:
         for item in items:
             if item.is_open:
                 self._waiting[item] = None
+                if not item.requests:
+                    item.round = self._rounds
                 item.since = item.since if item.refused else now
         self._admit()
 
@@ -292,6 +295,11 @@ class Service:
             self._timer.cancel()
             self._timer = None
         now, when = perf_counter(), inf
+        if not limits.has_answered:
+            for item in [*self._waiting]:
+                failed = self._rounds - item.round
+                if failed >= item.session.settings.attempts:
+                    self._fail([item], self._last_fault, failed)
         poor: set[Session] = set()  # sessions that wait for the cost of running requests
         while first := next(filter(partial(self._has_turn, poor), self._waiting), None):
             session: Session = first.session
@@ -303,14 +311,14 @@ class Service:
             if when > now:
                 break
             cost, most = session.cost(prompt, answer), session.settings.max_cost
-            if most is not None and session.spent + session.reserved + cost > most:
-                if session.reserved:
+            running = [each.cost for each in self._running if each.items[0].session is session]
+            if most is not None and session.spent + sum(running) + cost > most:
+                if running:
                     poor.add(session)
                 else:
                     why = f"the next request may exceed max_cost={most:g}, of which "
                     self._fail(items, Reply("nothing", why=f"{why}{session.spent:.4g} is spent"))
                 continue
-            session.reserved += cost
             request = Request(items, limits.begin(now, prompt + answer), cost)
             for item in items:
                 del self._waiting[item]
@@ -331,7 +339,7 @@ class Service:
         """Return whether no other item goes first: a refused one waits for requests of others."""
         if item.session in poor:
             return False
-        if not item.refused or self.limits.shows_others(item.sent):
+        if not item.refused or self.limits.may_tell(item.sent):
             return True
         running = (each for request in self._running for each in request.items)
         return all(each.refused for each in chain(self._waiting, running))
@@ -380,7 +388,6 @@ class Service:
             reply = task.result()
         items, session = request.items, request.items[0].session
         self._running.discard(request)
-        session.reserved -= request.cost
         session.spent += request.cost if reply.cost is None else reply.cost
         now = perf_counter()
         if reply.outcome == "refusal" and all(self.limits.is_own(item.last) for item in items):
@@ -388,6 +395,9 @@ class Service:
         self.limits.end(request.permit, now, reply.outcome, asked=reply.pause, tokens=reply.tokens)
         if reply.is_fault:
             self._last_fault = reply
+            is_silent = reply.outcome == "failure" and reply.status is None
+            if is_silent and request.permit.sent > self._round_ended:
+                self._rounds, self._round_ended = self._rounds + 1, now
             if self._telling is None:
                 self._telling = clients_loop().call_later(TELL, self._tell, session)
         elif reply.outcome != "nothing" and self._telling is not None:
@@ -450,7 +460,8 @@ class Service:
         is_last = not reply.again or (not is_free and attempts >= session.settings.attempts)
         has_culprit = is_last or reply.outcome == "time limit"
         if reply.status == TOO_MANY:  # not of all for lack of credit
-            has_culprit = reply.again and (is_last or bool(late))
+            is_late = now - items[0].since >= session.settings.max_wait_s / 2
+            has_culprit = reply.again and (is_last or (items[0].refused and is_late))
         if has_culprit and len(items) > 1 and reply.status not in OF_ALL:
             if reply.status in TOO_LARGE and 0 < session.largest < len(items):
                 session.kind.most_items = session.largest
@@ -461,8 +472,6 @@ class Service:
         requests = max(item.requests for item in items)
         if is_last:
             self._fail(items, reply, requests)
-            if reply.outcome == "failure" and not self.limits.has_answered and not reply.status:
-                self._fail([*self._waiting], reply, requests)
             return
         if reply.text is not None and not items[0].corrected:
             for item in items:
