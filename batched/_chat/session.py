@@ -539,7 +539,7 @@ def _http_client(base_url: str, key: Any) -> Any:
     """Return the official client, without retries and limits of its own."""
     limits = type(openai.DEFAULT_CONNECTION_LIMITS)()
     timeout = openai.Timeout(None, connect=CONNECT)
-    given = partial(asyncio.to_thread, key) if callable(key) else key
+    given: Any = partial(asyncio.to_thread, key) if callable(key) else key
     return openai.AsyncOpenAI(
         base_url=base_url,
         api_key=given,

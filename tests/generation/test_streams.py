@@ -175,7 +175,7 @@ def test_special_tokens_cost_a_stream_no_character(kind: str) -> None:
         text = made.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         rest = text[len(joined) :]
         assert joined + rest == text
-        assert not rest.strip("\N{REPLACEMENT CHARACTER}")  # of characters that have not ended
+        assert not rest or "\N{REPLACEMENT CHARACTER}" in rest  # a character has not ended
 
 
 def written(tokens: list[int]) -> dict[str, Any]:
