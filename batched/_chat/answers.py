@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any, Final
 
 from pydantic import BaseModel, ValidationError
 
 from .settings import first_error
 
-FENCE: Final = re.compile(r"```\w*\n(.*?)```", re.DOTALL)
-"""Block of code in Markdown."""
+BEGINNING: Final = re.compile(r"[{\[]")
+"""First character of an object or a list of JSON."""
+MOST_BEGINNINGS: Final = 100
+"""Places of an answer at which its JSON may begin."""
+LIST: Final = "items"
+"""Property of the object by which a service is asked for a list."""
 
 
 class Unusable(Exception):
     """An answer without a result."""
 
-    def __init__(self, why: str, *, again: bool) -> None:
+    def __init__(self, why: str, *, again: bool, text: str | None = None) -> None:
         super().__init__(why)
         self.again = again  # whether another request may have a result
+        self.text = text  # JSON that the model could correct
 
 
 class Message(BaseModel):
@@ -40,7 +47,7 @@ class Tokens(BaseModel):
     """Tokens that a request took, as the service counts them."""
 
     prompt_tokens: int
-    completion_tokens: int = 0
+    completion_tokens: int | None = None
 
 
 class Answer(BaseModel):
@@ -86,9 +93,14 @@ def read_choice(answer: Answer, schema: Any) -> Any:
     reason, message = answer.choices[0].finish_reason, answer.choices[0].message
     if reason == "content_filter":
         raise Unusable("its filter held the answer back (content_filter)", again=False)
+    if reason == "error":
+        raise Unusable("it broke the answer off (finish_reason 'error')", again=True)
     if message.refusal:
         raise Unusable(f"the model refused: {message.refusal}"[:500], again=False)
     content = message.content
+    if isinstance(content, list):  # in parts
+        parts = [part.get("text") for part in content if isinstance(part, Mapping)]
+        content = "".join(part for part in parts if isinstance(part, str))
     was_cut = reason == "length"
     if not isinstance(content, str) or not content.strip():
         raise Unusable(
@@ -97,15 +109,39 @@ def read_choice(answer: Answer, schema: Any) -> Any:
         )
     if schema is None:
         return content
-    fenced = None if content.lstrip().startswith("{") else FENCE.search(content)
     try:
-        return schema.model_validate_json(content if fenced is None else fenced[1])
+        return _read_json(content, schema)
     except ValidationError as error:
         if was_cut:
             raise Unusable(
                 "its JSON was cut off at the most tokens that it may have (finish_reason 'length')",
                 again=False,
             ) from None
-        raise Unusable(
-            f"its JSON does not fit {schema.__name__}: {first_error(error)}", again=True
-        ) from None
+        why = f"its JSON does not fit {schema.__name__}: {first_error(error)}"
+        raise Unusable(why, again=True, text=content) from None
+
+
+def _read_json(text: str, schema: Any) -> Any:
+    """Return the first JSON in a text that fits: after reasoning, in prose, or in a block of code.
+
+    Raises:
+        ValidationError: nothing fits; the error is about the first JSON, if there is one.
+    """
+    text = text.rpartition("</think>")[2]
+    found, end = [text], 0
+    for begun in islice(BEGINNING.finditer(text), MOST_BEGINNINGS):
+        if begun.start() >= end:  # not within the last one
+            try:
+                value, end = json.JSONDecoder(strict=False).raw_decode(text, begun.start())
+            except (ValueError, RecursionError):
+                continue
+            found.append(text[begun.start() : end])
+            if isinstance(value, dict) and [*value] == [LIST]:
+                found.append(json.dumps(value[LIST]))
+    errors = []
+    for each in found:
+        try:
+            return schema.model_validate_json(each)
+        except ValidationError as error:
+            errors.append(error)
+    raise errors[min(1, len(errors) - 1)]

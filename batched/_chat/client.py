@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from types import MappingProxyType
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import TypeVar
 
-    from .settings import Address, Amount, Count, Prices, Seconds, Text
+    from .settings import Address, Amount, Count, Key, Prices, Seconds, Text
 
     Vector = NDArray[np.float32]
     T = TypeVar("T")
@@ -41,6 +42,9 @@ OF_FUNCTION: Final = ("name", "max_queue_size", "on_full", "queue_timeout_ms", "
 
 HEADERS: Final = "extra_headers"
 """Parameter that may hold a key."""
+SECRETS: Final = ("api_key", HEADERS)
+PASSWORD: Final = re.compile("(?<=//)[^/@]*@")
+"""Name and password in an address."""
 
 
 class Client(Batched[T, U, ...], Generic[T, U]):
@@ -98,11 +102,23 @@ class Client(Batched[T, U, ...], Generic[T, U]):
         )
 
     @property
+    def spent(self) -> float:
+        """Cost of all requests so far; a run over a dataset gives it back when it goes on."""
+        return self._session.spent
+
+    @spent.setter
+    def spent(self, cost: float) -> None:
+        self._session.spent = cost
+
+    @property
     def options(self) -> Mapping[str, Any]:
-        """Settings and parameters of this client by name, read-only; all but the key."""
-        return MappingProxyType(
-            {name: value for name, value in self._arguments.items() if name != "api_key"}
-        )
+        """Settings and parameters of this client by name, read-only, without secrets."""
+        shown = {name: self._arguments[name] for name in self._arguments if name not in SECRETS}
+        return MappingProxyType({**shown, "base_url": self._address})
+
+    @property
+    def _address(self) -> str:
+        return PASSWORD.sub("***@", self._settings.base_url)
 
     @property
     def meaning(self) -> str:
@@ -134,7 +150,7 @@ class Client(Batched[T, U, ...], Generic[T, U]):
         return functools.partial(type(self), **self._arguments), ()
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} of {self._settings.model} at {self._settings.base_url}>"
+        return f"<{type(self).__name__} of {self._settings.model} at {self._address}>"
 
 
 class ChatClient(Client[Prompt, U], Generic[U]):
@@ -153,7 +169,8 @@ class ChatClient(Client[Prompt, U], Generic[U]):
         schema: pydantic class of the results; None: results are texts.
         details: whether results are instances of `ChatAnswer`.
         max_workers: most requests at once.
-        api_key: key of the service; None: `OPENAI_API_KEY` of the environment.
+        api_key: key of the service, or function that returns it; None: `OPENAI_API_KEY` of the
+            environment.
         system: system message before each prompt.
         timeout_s: longest time of one request, to its last byte.
         attempts: most requests for one prompt that fail by themselves.
@@ -176,7 +193,7 @@ class ChatClient(Client[Prompt, U], Generic[U]):
         schema: type[U] | None = None,
         details: bool = False,
         max_workers: Count = 30,
-        api_key: Text | None = None,
+        api_key: Key | None = None,
         system: Text | None = None,
         timeout_s: Seconds = 60.0,
         attempts: Count = 5,
@@ -263,7 +280,7 @@ class EmbeddingClient(Client[str, Vector]):
         max_tokens: Count = 8192,
         count_tokens: Callable[[str], int] | None = None,
         max_workers: Count = 8,
-        api_key: Text | None = None,
+        api_key: Key | None = None,
         timeout_s: Seconds = 60.0,
         attempts: Count = 5,
         max_wait_s: Amount = 600.0,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 from .limits import Outcome, Permit
@@ -38,6 +39,14 @@ class Item:
     """Requests that were sent with the item."""
     attempts: int = 0
     """Failed requests that count."""
+    sent: float = inf
+    """Moment of its last request (s)."""
+    last: float = inf
+    """Moment of the request before (s)."""
+    round: int = 0
+    """Failures in turn of the service before the item."""
+    corrected: bool = False
+    """Whether the model was asked to correct its JSON."""
     part: Part | None = None
     """Items that were in a failed request together; None: the item may join any other item."""
     request: Request | None = None
@@ -91,8 +100,12 @@ class Reply:
     status: int | None = None
     pause: float | None = None
     """Pause that the service asks for (s)."""
+    text: str | None = None
+    """JSON that the model could correct."""
     tokens: int | None = None
     """Tokens that the request took; None: unknown."""
+    cost: float | None = None
+    """Cost of the request; None: unknown, so that the estimate counts."""
 
     @property
     def is_fault(self) -> bool:

@@ -9,8 +9,8 @@ The module is pure: it never waits, and the present moment is an argument. Rules
    service names none, the pause doubles with each refusal, until a request is answered. A failure
    that names a moment holds all requests, too.
 3. `MOST_FAILURES` failures in a row open the circuit breaker: no connection, HTTP 5xx, a time
-   limit. After a pause, one request is sent as a probe. If the probe fails, the pause doubles. Any
-   answer to any request closes the breaker.
+   limit. After a pause, one request is sent as a probe. If the probe fails, the pause doubles,
+   unless the service has never answered. Any answer to any request closes the breaker.
 4. Requests of a stated rate are spaced evenly over the minute, because a service may allow no
    burst.
 5. A rate that is not stated is learned. A service that refuses a request, although it has borne as
@@ -18,7 +18,9 @@ The module is pure: it never waits, and the present moment is an argument. Rules
    an answer takes between two refusals, the pauses that the service names left out. Every
    `ANSWERS_PER_STEP` answers narrow the spacing, by steps that grow if nothing is refused. Time
    without requests ends what is learned.
-6. No 60 seconds have more tokens than the budget. The tokens of a request are estimated, and
+6. A refusal is a request's own if, of the requests sent after its last attempt, at least `OTHERS`
+   have ended, and at most one in `OTHERS` was refused. Then it holds no other request.
+7. No 60 seconds have more tokens than the budget. The tokens of a request are estimated, and
    corrected by its answer.
 """
 
@@ -74,6 +76,10 @@ FORGET: Final = 10.0
 """Time without requests after which the spacing is forgotten, because a service may allow a burst
 again (s).
 """
+OTHERS: Final = 20
+"""Later requests that show that a refusal means one request alone."""
+MOST_OWN: Final = 5
+"""Requests that may be refused for themselves at one time."""
 WINDOW: Final = 61.0
 """Time in which the requests, or tokens, of a minute are sent (s): a minute, and one second for a
 request that takes longer to the service than the next one.
@@ -165,6 +171,9 @@ class Limits:
         self._probing = False
         self._lowered = -inf  # moment of the last decrease of the limit (s)
         self._round = 0  # answers since the last change of the limit
+        self.has_answered = False  # whether the service has answered any request so far
+        # moments of sending of the last requests, and whether they were refused
+        self._recent: deque[tuple[float, bool]] = deque(maxlen=OTHERS * MOST_OWN)
         self._refusals = 0  # pauses in a row
         self._failures = 0  # in a row
         self._openings = 0  # pauses of the breaker in a row
@@ -242,6 +251,9 @@ class Limits:
             self._tokens.correct(permit.tokens, tokens)
         if outcome == "nothing":
             return
+        if outcome in ("answer", "rejection", "refusal"):
+            self.has_answered = True
+            self._recent.append((permit.sent, outcome == "refusal"))
         if outcome in ("refusal", "time limit") and permit.sent > self._lowered:
             self._lower(permit, now, outcome)
         if outcome not in ("answer", "rejection") and self.silent_since is None:
@@ -260,6 +272,22 @@ class Limits:
         self.silent_since = None
         if outcome == "answer":
             self._raise(permit)
+
+    def is_own(self, sent: float) -> bool:
+        """Return whether a refusal means its request alone, whose last attempt was `sent`."""
+        later = self._later(sent)
+        return len(later) >= OTHERS and sum(later) * OTHERS <= len(later)
+
+    def may_tell(self, sent: float) -> bool:
+        """Return whether enough requests that were sent after `sent` have ended for `is_own`.
+
+        A few refusals among them need more answers.
+        """
+        later = self._later(sent)
+        return len(later) >= OTHERS * min(max(1, sum(later)), MOST_OWN)
+
+    def _later(self, sent: float) -> list[bool]:
+        return [refused for moment, refused in self._recent if moment > sent]
 
     def _raise(self, permit: Permit) -> None:
         """Raise the limit, or narrow the spacing, if an answer is the last of its round."""
@@ -318,7 +346,7 @@ class Limits:
         self._failures += 1
         is_open = self.open_until is not None
         if permit.probe if is_open else self._failures >= MOST_FAILURES:
-            self._openings += 1
+            self._openings += self.has_answered or not self._openings
             self.open_until = now + self._backoff(self._openings, FIRST_PAUSE)
 
     def _backoff(self, number: int, first: float) -> float:

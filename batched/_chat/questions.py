@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Collection, Mapping, Sequence
 from math import inf
 from typing import Any, Final
@@ -12,7 +13,7 @@ from openai.resources.chat.completions import AsyncCompletions
 
 from .._core.checks import suggest
 from .._services.prompts import PromptPreparation, check_chat, is_id
-from .answers import Answer, Tokens, read_choice
+from .answers import LIST, Answer, Tokens, read_choice
 from .items import Item
 from .records import ChatAnswer
 
@@ -143,14 +144,15 @@ def add_headers(parameters: Mapping[str, Any], headers: Mapping[str, str]) -> di
 def _response_format(schema: Any) -> dict[str, Any]:
     """Return the description of a pydantic class by which a service is asked for JSON."""
     # the schema as OpenAI wants it: all fields required, no additional properties
-    function = openai.pydantic_function_tool(schema)["function"]
+    form: Any = openai.pydantic_function_tool(schema)["function"].get("parameters", {})
+    if form.get("type") == "array":  # the root must be an object
+        definitions = {"$defs": form.pop("$defs")} if "$defs" in form else {}
+        form = {"type": "object", "properties": {LIST: form}, "required": [LIST], **definitions}
+        form["additionalProperties"] = False
+    name = re.sub(r"[^a-zA-Z0-9_-]", "_", schema.__name__)[:64]
     return {
         "type": "json_schema",
-        "json_schema": {
-            "name": schema.__name__,
-            "schema": function.get("parameters", {}),
-            "strict": True,
-        },
+        "json_schema": {"name": name, "schema": form, "strict": True},
     }
 
 

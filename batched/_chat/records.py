@@ -28,7 +28,7 @@ class Usage:
     completion_tokens: int
     """Tokens of all answers, usable or not, as the service counted them."""
     cost: float | None
-    """Cost of these tokens by `prices`; None without `prices`."""
+    """Cost by `prices`, estimated where the service told no tokens; None without `prices`."""
     limit: int
     """Requests that may run at once now."""
     paused_s: float

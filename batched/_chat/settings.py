@@ -12,6 +12,7 @@ from pydantic.dataclasses import dataclass
 
 Address: TypeAlias = Annotated[str, Field(pattern="^https?://")]
 Text: TypeAlias = Annotated[str, Field(min_length=1)]
+Key: TypeAlias = Text | Callable[[], str]
 Count: TypeAlias = Annotated[int, Field(ge=1)]
 Seconds: TypeAlias = Annotated[float, Field(ge=0.001, allow_inf_nan=False)]
 Amount: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -47,5 +48,6 @@ def _dataclass(constructor: Callable[..., Any]) -> Any:
 def first_error(error: ValidationError) -> str:
     """Return the first error in one line: its place, its message, and the wrong value."""
     first = error.errors(include_url=False, include_context=False)[0]
-    where = [".".join(map(str, first["loc"]))] if first["loc"] else []
-    return ": ".join([*where, f"{first['msg']}, got {first['input']!r:.60}"])
+    # without the branch of a union, as in `api_key.constrained-str`
+    where = ".".join(each for each in map(str, first["loc"]) if "-" not in each)
+    return ": ".join([*filter(None, [where]), f"{first['msg']}, got {first['input']!r:.60}"])

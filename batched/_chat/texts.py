@@ -34,6 +34,7 @@ class TextRequests(PromptPreparation):
         self.prices = None if settings.price is None else (settings.price, 0.0)
         self.most_items = settings.max_inputs
         self.most_tokens = settings.max_tokens
+        self._size: int | None = None  # of the first vector
 
     def is_one(self, _: Any, /) -> bool:
         """Return False: a list is always several texts."""
@@ -85,14 +86,24 @@ class TextRequests(PromptPreparation):
         if sorted(vectors) != [*range(len(items))]:
             count = f"{len(vectors)} vectors for {len(items)} texts"
             raise Unusable(f"its answer has the wrong vectors: {count}", again=True)
-        return [vectors[place] for place in range(len(items))]
+        found = [vectors[place] for place in range(len(items))]
+        size = self._size or len(found[0])
+        for vector in found:
+            if len(vector) != size:
+                why = f"its answer has a vector of {len(vector)} numbers after one of {size}"
+                raise Unusable(why, again=True)
+        self._size = size
+        return found
 
 
 def _vector(given: Any) -> Any:
     """Return a vector that came as numbers, or as the base64 of its bytes."""
     if isinstance(given, str):
-        return np.frombuffer(base64.b64decode(given), "<f4").astype(np.float32)
-    vector = np.asarray(given, np.float32)
+        vector = np.frombuffer(base64.b64decode(given), "<f4").astype(np.float32)
+    else:
+        vector = np.asarray(given, np.float32)
     if vector.ndim != 1 or not vector.size:
         raise ValueError(f"a vector has the shape {vector.shape}")
+    if not np.isfinite(vector).all():  # null becomes NaN
+        raise ValueError("a vector has NaN, null or infinity")
     return vector

@@ -1,15 +1,15 @@
-"""Loops that generate texts: with places, where texts join at any token, and in whole batches."""
+"""Generation of texts, token by token: in places, or in whole batches of transformers."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import accumulate
+from math import inf
 from typing import Any, Final
 
 import torch
-from transformers import Cache
+from transformers import DynamicCache
 
 from .._execution.memory import is_out_of_memory
 from .._steps.rows import Row, Rows
@@ -21,11 +21,6 @@ PAD: Final = 0
 """Token of the padding. The attention mask hides the padding, so any token serves."""
 ONE_TEXT: Final = {"num_beams": 1, "num_return_sequences": 1}
 """Settings with which `generate` has one row for each prompt."""
-MOST_PREFILL: Final = 4096
-"""Most tokens of prompts that are computed between two steps, unless one prompt has more."""
-SPARE: Final = {"cpu": 128}
-"""Most tokens of padding in one pass over prompts, by type of device."""
-SPARE_ELSEWHERE: Final = 4096
 
 Prompts = Rows[PreparedPrompt, Any, str]
 AnyPrompt = Row[PreparedPrompt, Any, str]
@@ -35,75 +30,65 @@ End = Callable[[Text], None]
 """Function that answers the caller of a text that has ended."""
 
 
-def write_in_places(model: Any, rows: Prompts, begin: Begin, end: End) -> None:
-    """Generate texts that join and leave at any token."""
-    places = Places(model)
-    texts: list[Text] = []  # by place
-    waiting: list[Text] = []  # not in a place yet
-    while rows:
-        waiting += _begin_all(rows.join(), begin)
-        if waiting:
-            texts += _enter(places, waiting)
-        if texts:
-            _step(places, texts, end)
+def write(engine: Places | Batch, rows: Prompts, begin: Begin, end: End) -> None:
+    """Generate the texts of `rows`."""
+    texts: list[Text] = []  # in the order of the engine
+    waiting: list[Text] = []  # their prompts are not computed yet
+
+    def leave() -> None:
         rows.leave()
-        waiting = [text for text in waiting if not text.row.ended]
-        for place in reversed(range(len(texts))):
-            if texts[place].row.ended:
-                places.remove(place)
-                texts[place] = texts[-1]
-                texts.pop()
+        waiting[:] = [text for text in waiting if not text.row.ended]
+        live = [place for place, text in enumerate(texts) if not text.row.ended]
+        if len(live) < len(texts):
+            texts[:] = [texts[place] for place in engine.keep(live)]
+
+    while rows:
+        joined = rows.join(engine.most) if engine.joins or not texts else []
+        waiting += _begin_all(joined, begin)
+        if waiting or joined:
+            texts += _enter(engine, waiting, end)
+            leave()
+        if texts:
+            _add_tokens(texts, engine.step([text.last for text in texts]), end)
+            leave()
 
 
-def _enter(places: Places, waiting: list[Text]) -> list[Text]:
-    """Move texts from `waiting`, the oldest first, to places. Return them in their order there.
+def _enter(engine: Places | Batch, waiting: list[Text], end: End) -> list[Text]:
+    """Compute the prompts of texts from `waiting`, the oldest first, and their first tokens.
 
-    The prompts of one pass are of similar lengths.
+    Return the texts that have entered.
     """
     sizes = accumulate(len(text.prompt.ids) for text in waiting)
-    count = max(1, bisect_right([*sizes], MOST_PREFILL))
-    chosen = sorted(waiting[:count], key=_prompt_size)
+    count = max(1, bisect_right([*sizes], engine.most_prefill))
+    chosen = waiting[:count]
     del waiting[:count]
-    spare = SPARE.get(places.device.type, SPARE_ELSEWHERE)
-    entered: list[Text] = []
-    while chosen:
-        together = [chosen.pop()]  # the longest first
-        padding = 0
-        width = _prompt_size(together[0])
-        while chosen and (padding := padding + width - _prompt_size(chosen[-1])) <= spare:
-            together.append(chosen.pop())
-        entered += _enter_together(places, together)
+    entered = []
+    for texts, logits in _enter_together(engine, chosen) if chosen else ():
+        _add_tokens(texts, logits, end)
+        entered += texts
     return entered
 
 
-def _prompt_size(text: Text) -> int:
-    return len(text.prompt.ids)
-
-
-def _enter_together(places: Places, texts: list[Text]) -> list[Text]:
-    """Compute prompts in one pass or, if that fails, one by one. Return the texts with places."""
-    before = len(places.sizes)
+def _enter_together(
+    engine: Places | Batch, texts: list[Text]
+) -> list[tuple[list[Text], torch.Tensor]]:
+    """Compute prompts in one pass or, if that fails, one by one."""
+    before = len(engine.sizes)
     try:
-        places.add([text.prompt.ids for text in texts])
+        limit = max([text.prompt.limit for text in texts])
+        return [(texts, engine.add([text.prompt.ids for text in texts], limit))]
     except Exception as error:
-        places.forget(before)
-        if is_out_of_memory(error):
+        engine.keep(range(before))
+        if is_out_of_memory(error) or not engine.joins:
             raise
         if len(texts) > 1:
-            return [each for text in texts for each in _enter_together(places, [text])]
+            return [each for text in texts for each in _enter_together(engine, [text])]
         texts[0].row.fail(error)
         return []
-    return texts
 
 
-def _step(places: Places, texts: list[Text], end: End) -> None:
-    """Add a token to each text."""
-    _add_tokens(texts, places.step([text.last for text in texts]), end)
-    places.sizes = [text.size for text in texts]
-
-
-def _add_tokens(texts: Sequence[Text], logits: torch.Tensor, end: End) -> list[int]:
-    """Choose the next token of each text, and return the tokens.
+def _add_tokens(texts: Sequence[Text], logits: torch.Tensor, end: End) -> None:
+    """Choose the next token of each text.
 
     Args:
         texts: n texts; ended texts get tokens of no use.
@@ -131,7 +116,6 @@ def _add_tokens(texts: Sequence[Text], logits: torch.Tensor, end: End) -> list[i
             if text.row.ended:
                 raise
             text.row.fail(error)
-    return [max(token, 0) for token in tokens]
 
 
 def _begin_all(rows: Sequence[AnyPrompt], begin: Begin) -> list[Text]:
@@ -145,84 +129,81 @@ def _begin_all(rows: Sequence[AnyPrompt], begin: Begin) -> list[Text]:
     return texts
 
 
-def write_in_batches(model: Any, rows: Prompts, begin: Begin, end: End) -> None:
-    """Generate texts in batches; the texts of a batch begin together.
+class Batch:
+    """Texts that begin together, as transformers computes them: shorter prompts are left-padded."""
 
-    transformers prepares the cache, the mask and the positions of a batch. It then calls `_loop`,
-    as its `custom_generate`. Shorter prompts are left-padded with `PAD`.
-    """
-    while rows:
-        texts = _begin_all(rows.join(), begin)
-        if not texts:
-            rows.leave()
-            continue
-        width = max([text.size for text in texts])
-        ids = torch.full((len(texts), width), PAD)
+    joins = False
+
+    def __init__(self, model: Any, most: int | None = None) -> None:
+        self.most = most
+        self.most_prefill = inf
+        self.dtype = model.dtype
+        self._model = model
+        self.sizes: list[int] = []
+
+    def add(self, prompts: Sequence[Sequence[int]], limit: int) -> torch.Tensor:
+        """Begin with texts of at most `limit` new tokens.
+
+        Returns:
+            (n, vocabulary) logits of the next token, as float32.
+        """
+        model, width = self._model, max(map(len, prompts))
+        ids = torch.full((len(prompts), width), PAD)
         mask = torch.zeros_like(ids)
-        for place, text in enumerate(texts):
-            ids[place, width - text.size :] = torch.tensor(text.prompt.ids)
-            mask[place, width - text.size :] = 1
+        for place, prompt in enumerate(prompts):
+            ids[place, width - len(prompt) :] = torch.tensor(prompt)
+            mask[place, width - len(prompt) :] = 1
         model.generate(
-            ids.to(model.device),
+            input_ids=ids.to(model.device),
             attention_mask=mask.to(model.device),
-            custom_generate=partial(_loop, rows=rows, texts=texts, end=end),
-            max_new_tokens=max([text.prompt.limit for text in texts]),
+            custom_generate=self._take,
+            max_new_tokens=limit,
             pad_token_id=PAD,
             **ONE_TEXT,
         )
+        return self._logits()
 
+    def _take(self, model: Any, ids: torch.Tensor, **inputs: Any) -> None:
+        """Take over where `generate` has prepared the cache, the mask and the positions."""
+        for name in ("logits_processor", "stopping_criteria", "generation_config"):
+            del inputs[name]  # each text has its own
+        self._ids, self._inputs, self._inner = ids, inputs, model
+        self._prepare = model.prepare_inputs_for_generation  # adapters replace it meanwhile
+        self._step: dict[str, Any] = {"is_first_iteration": True}
 
-def _loop(
-    model: Any, ids: torch.Tensor, *, rows: Prompts, texts: list[Text], end: End, **inputs: Any
-) -> torch.Tensor:
-    """Generate tokens until all texts have ended. The return value has no use."""
-    for name in ("logits_processor", "stopping_criteria", "generation_config"):
-        del inputs[name]  # each text has its own
-    step: dict[str, Any] = {"is_first_iteration": True}
-    while True:
-        outputs = model(
-            **model.prepare_inputs_for_generation(ids, **step, **inputs), return_dict=True
+    def step(self, tokens: Sequence[int]) -> torch.Tensor:
+        """Compute one further token of each text. Return the logits of the next one, as `add`."""
+        new = torch.tensor(tokens, device=self._ids.device)[:, None]
+        self._ids = torch.cat([self._ids, new], -1)
+        return self._logits()
+
+    def _logits(self) -> torch.Tensor:
+        outputs = self._inner(
+            **self._prepare(self._ids, **self._step, **self._inputs), return_dict=True
         )
-        step = {"next_sequence_length": 1 if inputs.get("use_cache") else None}
-        inputs = model._update_model_kwargs_for_generation(outputs, inputs)
+        self._step = {"next_sequence_length": 1 if self._inputs.get("use_cache") else None}
+        self._inputs = self._inner._update_model_kwargs_for_generation(outputs, self._inputs)
         # a copy: a view would keep the logits of all positions in memory
-        logits = outputs.logits[:, -1].to(torch.float32, copy=True)
-        del outputs
-        tokens = _add_tokens(texts, logits, end)
-        ids = torch.cat([ids, torch.tensor(tokens, device=ids.device)[:, None]], -1)
-        rows.leave()
-        live = [place for place, text in enumerate(texts) if not text.row.ended]
+        logits: torch.Tensor = outputs.logits[:, -1].to(torch.float32, copy=True)
+        return logits
+
+    def keep(self, live: Sequence[int]) -> list[int]:
+        """Remove texts that are not live, if the cache can; all of them if none is live.
+
+        Return the former places of the texts that stay.
+        """
         if not live:
-            return ids
-        # releases of transformers name the cache differently
-        cache = next((each for each in inputs.values() if isinstance(each, Cache)), None)
-        if len(live) < len(texts) and _can_shrink(cache):
-            texts = [texts[place] for place in live]
-            ids, inputs = _select(torch.tensor(live, device=ids.device), ids, inputs)
-
-
-def _can_shrink(cache: Any) -> bool:
-    """Return whether rows can be removed from the KV cache.
-
-    A static (compiled) cache keeps its batch size.
-    """
-    layers = getattr(cache, "layers", ())
-    return (
-        bool(layers)
-        and not getattr(cache, "is_compileable", False)
-        and all(hasattr(layer, "batch_select_indices") for layer in layers)
-    )
-
-
-def _select(
-    live: torch.Tensor, ids: torch.Tensor, inputs: dict[str, Any]
-) -> tuple[torch.Tensor, dict[str, Any]]:
-    """Keep the live rows of the ids, the cache and all other inputs."""
-    count = ids.shape[0]
-    for name, value in inputs.items():
-        if isinstance(value, Cache):
-            value.batch_select_indices(live)
-        # rows are the last axis but one: `position_ids` of some models have a further axis in front
-        if isinstance(value, torch.Tensor) and value.ndim > 1 and value.shape[-2] == count:
-            inputs[name] = value.index_select(value.ndim - 2, live)
-    return ids.index_select(0, live), inputs
+            return []
+        count = self._ids.shape[0]
+        # releases of transformers name the cache differently; a static one keeps its batch size
+        caches = [each for each in self._inputs.values() if isinstance(each, DynamicCache)]
+        if not caches:
+            return [*range(count)]
+        places = torch.tensor(live, device=self._ids.device)
+        caches[0].reorder_cache(places)
+        for name, value in self._inputs.items():
+            # rows are the last axis but one: `position_ids` of some models have an axis in front
+            if isinstance(value, torch.Tensor) and value.ndim > 1 and value.shape[-2] == count:
+                self._inputs[name] = value.index_select(value.ndim - 2, places)
+        self._ids = self._ids.index_select(0, places)
+        return [*live]

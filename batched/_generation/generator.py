@@ -102,6 +102,7 @@ class TextGenerator(Continuous[Prompt, _U, str, ...]):
     def __init__(
         self, model: Any, tokenizer: Any, *, details: bool = False, **settings: Any
     ) -> None:
+        from .beside import beside
         from .reader import OF_BATCHES, PromptReader, layered
         from .writer import Writer
 
@@ -129,13 +130,12 @@ class TextGenerator(Continuous[Prompt, _U, str, ...]):
             if not key.startswith(("_", "output_", "return_", "transformers_"))
         }
         given = layered(name, own, settings)
-        # the same model with another generation config: most settings are read for each prompt
-        plain = copy.copy(model)
+        # most settings are read for each prompt
         kind = type(model.generation_config)
-        plain.generation_config = kind(**{key: given.pop(key) for key in OF_BATCHES & given.keys()})
+        plain = beside(model, kind(**{key: given.pop(key) for key in OF_BATCHES & given.keys()}))
         tokenizer = copy.deepcopy(tokenizer)  # its padding and truncation are state
         self._reader = PromptReader(plain, tokenizer, name, options.prepare_threads, given)
-        write = Writer(plain, tokenizer, details).write
+        write = Writer(plain, tokenizer, name, details).write
         function = BatchFunction(write, "static", False, options, preparation=self._reader)
         super().__init__(function)
         self.__doc__ = type(self).__doc__

@@ -17,18 +17,17 @@ import torch
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import CacheLayerMixin
 
+from .beside import innermost
+
 BLOCK: Final = 64
 """The buffers have room for a multiple of this number of tokens in each place."""
 GROWTH: Final = 1.25
 """Room that buffers get when they grow, as a multiple of the room that is needed."""
 WASTE: Final = 2
 """Room of grown buffers, as a multiple of the room that is needed, beyond which they shrink."""
-KINDS: Final = {"full_attention", "sliding_attention"}
-"""Kinds of layers whose keys and values can have places."""
-ATTENTION: Final = {"eager", "sdpa"}
-"""Implementations of attention that take a mask for each text."""
-TOLERANCE: Final = {torch.float32: 1e-4, torch.float64: 1e-6}
-"""Difference of logits that still counts as rounding, as a share of the greatest; else 0.05."""
+MOST_PREFILL: Final = {"cpu": 512}
+"""Most tokens of prompts in one pass, unless one prompt has more, by type of device."""
+MOST_PREFILL_ELSEWHERE: Final = 4096
 
 
 class _Layer(CacheLayerMixin):  # type: ignore[misc]  # transformers has no types
@@ -67,12 +66,13 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]  # transformers has no type
             self.keys = _resized(self.keys, key_states, places, tokens)
             self.values = _resized(self.values, value_states, places, tokens)
 
-    def write(self, first: int, new: Any) -> None:
-        """Copy the layer `new` of another cache to the places from `first` on."""
+    def write(self, new: Any, rows: torch.Tensor, positions: torch.Tensor) -> None:
+        """Copy the tokens of the layer `new`, which has one row, to these rows and positions."""
         self.reserve(new.keys, new.values)
         for buffer, states in ((self.keys, new.keys), (self.values, new.values)):
             assert buffer is not None
-            buffer[first : first + len(states), :, : states.shape[2]] = states
+            at = rows.to(states.device), slice(None), positions.to(states.device)
+            buffer[at] = states[0].transpose(0, 1)
 
     def move(self, source: int, target: int, size: int) -> None:
         """Move the first `size` tokens of a place to another place, and clear the rest of both.
@@ -108,80 +108,89 @@ def _resized(buffer: torch.Tensor, states: torch.Tensor, places: int, tokens: in
 class Places(Cache):  # type: ignore[misc]  # transformers has no types
     """Cache of the keys and values of several texts, each of its own length."""
 
+    joins = True
+    """Whether texts can join texts that have begun."""
+    most: int | None = None
+    """Most texts at once; None: no bound."""
+
     def __init__(self, model: Any) -> None:
         self.sizes: list[int] = []
-        """Tokens of each text, the token of the present step included."""
+        """Tokens of each text that are computed, the tokens of the present pass included."""
         self.room = 0, 0
         """Places, and tokens of a place, for which the buffers have room."""
         self.device = model.device
+        self.most_prefill = MOST_PREFILL.get(self.device.type, MOST_PREFILL_ELSEWHERE)
         config = model.config.get_text_config()
         self._own = [_Layer(self) for _ in range(config.num_hidden_layers)]
         super().__init__(layers=[*self._own])
-        self._kinds = [*dict.fromkeys(_kinds(config))]
+        self._kinds = [*dict.fromkeys(kinds_of(config))]
         self._window: int = getattr(config, "sliding_window", None) or 0
         self._adds = config._attn_implementation == "eager"
-        self._dtype = model.dtype
-        self._name = cache_name(model)
+        self.dtype = model.dtype
+        names = inspect.signature(innermost(model).forward).parameters
+        self._name = "cache" if "cache" in names else "past_key_values"
         self._model = model
 
-    def add(self, prompts: Sequence[Sequence[int]]) -> None:
-        """Add texts, and compute the keys and values of their prompts except for the last token."""
-        before = len(self.sizes)
-        self.sizes += [len(ids) for ids in prompts]
-        self._make_room()
-        width = max([len(ids) for ids in prompts]) - 1
-        if not width:
-            return
-        ids = torch.zeros((len(prompts), width), dtype=torch.long)
-        for place, prompt in enumerate(prompts):
-            ids[place, : len(prompt) - 1] = torch.tensor(prompt[:-1])
-        positions = torch.arange(width, device=self.device)
-        fresh = DynamicCache()
-        self._model(
-            input_ids=ids.to(self.device),
-            attention_mask=self._masks(positions, positions[None, :, None]),
-            position_ids=positions[None].expand(len(prompts), -1),
-            use_cache=True,
-            logits_to_keep=1,
-            **{self._name: fresh},
-        )
-        for layer, new in zip(self._own, fresh.layers, strict=True):
-            layer.write(before, new)
-
-    def step(self, tokens: Sequence[int]) -> torch.Tensor:
-        """Compute one token of each text, its last one. Return the logits of the next token.
+    def add(self, prompts: Sequence[Sequence[int]], _: int = 0) -> torch.Tensor:
+        """Add texts, and compute their prompts in one row, without padding.
 
         Returns:
-            (n, vocabulary) logits, as float32.
+            (n, vocabulary) logits of the next token, as float32.
         """
+        before, sizes = len(self.sizes), torch.tensor([len(ids) for ids in prompts])
+        self.sizes += sizes.tolist()
         self._make_room()
-        sizes = torch.tensor(self.sizes, device=self.device)
-        self.ends = torch.arange(len(self.sizes), device=self.device), sizes - 1
-        keys = torch.arange(max(self.sizes), device=self.device)
-        output = self._model(
-            input_ids=torch.tensor(tokens, device=self.device)[:, None],
-            attention_mask=self._masks(keys, sizes[:, None, None] - 1),
-            position_ids=sizes[:, None] - 1,
-            use_cache=True,
-            logits_to_keep=1,
-            return_dict=True,
-            **{self._name: self},
+        lasts = sizes.cumsum(0) - 1
+        rows = torch.arange(len(prompts)).repeat_interleave(sizes)
+        positions = torch.arange(len(rows)) - (lasts - sizes + 1)[rows]
+        rows, positions, lasts = (each.to(self.device) for each in (rows, positions, lasts))
+        fresh = DynamicCache()
+        logits = self._logits(
+            torch.tensor([[token for ids in prompts for token in ids]]),
+            self._masks(positions, positions[None, :, None], rows == rows[:, None]),
+            positions[None],
+            lasts,
+            fresh,
         )
-        logits: torch.Tensor = output.logits[:, -1].to(torch.float32, copy=True)
+        for layer, new in zip(self._own, fresh.layers, strict=True):
+            layer.write(new, before + rows, positions)
+        return logits[0]
+
+    def step(self, tokens: Sequence[int]) -> torch.Tensor:
+        """Compute one further token of each text. Return the logits of the next one, as `add`."""
+        self.sizes = [size + 1 for size in self.sizes]
+        self._make_room()
+        ends = torch.tensor(self.sizes, device=self.device) - 1
+        self.ends = torch.arange(len(self.sizes), device=self.device), ends
+        keys = torch.arange(max(self.sizes), device=self.device)
+        mask = self._masks(keys, ends[:, None, None])
+        return self._logits(torch.tensor(tokens)[:, None], mask, ends[:, None], 1, self)[:, -1]
+
+    def _logits(
+        self, ids: torch.Tensor, mask: Any, positions: torch.Tensor, keep: Any, cache: Cache
+    ) -> torch.Tensor:
+        output = self._model(
+            input_ids=ids.to(self.device),
+            attention_mask=mask,
+            position_ids=positions,
+            use_cache=True,
+            logits_to_keep=keep,
+            return_dict=True,
+            **{self._name: cache},
+        )
+        logits: torch.Tensor = output.logits.to(torch.float32, copy=True)
         return logits
 
-    def remove(self, place: int) -> None:
-        """Remove the text at `place`. The text at the last place moves there."""
-        last = len(self.sizes) - 1
-        for layer in self._own:
-            layer.move(last, place, self.sizes[last])
-        self.sizes[place] = self.sizes[last]
-        self.sizes.pop()
-
-    def forget(self, first: int) -> None:
-        """Forget the texts from the place `first` on, of which not all may have been computed."""
-        for place in reversed(range(first, len(self.sizes))):
-            self.remove(place)
+    def keep(self, live: Sequence[int]) -> list[int]:
+        """Remove the texts that are not live. Return the former places of the texts that stay."""
+        order = [*range(len(self.sizes))]
+        for place in sorted({*order}.difference(live), reverse=True):
+            last = len(self.sizes) - 1
+            for layer in self._own:
+                layer.move(last, place, self.sizes[last])
+            self.sizes[place], order[place] = self.sizes[last], order[last]
+            del self.sizes[last], order[last]
+        return order
 
     def _make_room(self) -> None:
         places, tokens = self.room
@@ -194,22 +203,27 @@ class Places(Cache):  # type: ignore[misc]  # transformers has no types
             places, tokens = _more(count, 1), _more(longest, BLOCK)
         self.room = places, tokens
 
-    def _masks(self, keys: torch.Tensor, queries: torch.Tensor) -> Any:
+    def _masks(
+        self, keys: torch.Tensor, queries: torch.Tensor, own: torch.Tensor | None = None
+    ) -> Any:
         """Return the mask for each kind of layer.
 
         Args:
             keys: (k,) positions of the keys.
             queries: (n, q, 1) positions of the queries.
+            own: (q, k) whether the key and the query are of the same text.
         """
         masks = {}
         for kind in self._kinds:
             seen = keys <= queries
+            if own is not None:
+                seen &= own
             if kind == "sliding_attention":
                 seen &= keys > queries - self._window
             masks[kind] = seen[:, None]
             if self._adds:
-                hidden = torch.zeros_like(masks[kind], dtype=self._dtype)
-                masks[kind] = hidden.masked_fill(~masks[kind], torch.finfo(self._dtype).min)
+                hidden = torch.zeros_like(masks[kind], dtype=self.dtype)
+                masks[kind] = hidden.masked_fill(~masks[kind], torch.finfo(self.dtype).min)
         return masks if len(masks) > 1 else masks[self._kinds[0]]
 
 
@@ -218,7 +232,7 @@ def _more(needed: int, step: int) -> int:
     return math.ceil(GROWTH * needed / step) * step
 
 
-def _kinds(config: Any) -> list[str]:
+def kinds_of(config: Any) -> list[str]:
     """Return the kind of each layer, as configurations of transformers name them."""
     kinds = getattr(config, "layer_types", None)
     if kinds:
@@ -226,44 +240,3 @@ def _kinds(config: Any) -> list[str]:
     if getattr(config, "sliding_window", None) is None:
         return ["full_attention"]
     return ["sliding_attention" if config.model_type == "mistral" else "unknown"]
-
-
-def cache_name(model: Any) -> str:
-    """Return the name of the cache among the arguments of the model."""
-    names = inspect.signature(model.forward).parameters
-    return "cache" if "cache" in names else "past_key_values"
-
-
-def has_places(model: Any) -> bool:
-    """Return whether the texts of `model` can have places.
-
-    All layers must be attention that takes a mask, and positions must be given for each token. Two
-    short texts are computed, with and without places, to see whether the model does as it is told.
-    """
-    config, settings = model.config.get_text_config(), model.generation_config
-    if (
-        not {*_kinds(config)} <= KINDS
-        or config._attn_implementation not in ATTENTION
-        or settings.use_cache is False
-        or settings.cache_implementation not in (None, "dynamic", "hybrid")
-        or settings.cache_config is not None
-    ):
-        return False
-    vocabulary = model.get_input_embeddings().num_embeddings
-    texts = [[token % vocabulary for token in range(first, first + 4 + first)] for first in (1, 3)]
-    try:
-        with torch.no_grad():
-            places = Places(model)
-            places.add([texts[0][:-2], texts[1][:-1]])
-            places.step([texts[0][-3], texts[1][-2]])
-            places.sizes = [size + 1 for size in places.sizes]
-            found = places.step([texts[0][-2], texts[1][-1]])
-            alone = [
-                model(input_ids=torch.tensor([ids], device=model.device)).logits[0, -1].float()
-                for ids in (texts[0][:-1], texts[1])
-            ]
-    except Exception:  # the model does not take these arguments
-        return False
-    expected = torch.stack(alone)
-    difference = (found - expected).abs().max() / expected.abs().max()
-    return bool(difference <= TOLERANCE.get(model.dtype, 0.05))

@@ -18,6 +18,7 @@ import torch
 
 from .._core.checks import check_whole, suggest
 from .._services.prompts import Prompt, PromptPreparation, check_chat, is_id
+from .beside import innermost
 from .choice import OF_LOGITS_ALONE
 from .decoding import ONE_TEXT
 from .schema import Grammars
@@ -88,7 +89,7 @@ class PromptReader(PromptPreparation):
         self, model: Any, tokenizer: Any, name: str, threads: int, defaults: Mapping[str, Any]
     ) -> None:
         self.threads = threads
-        self._model = model
+        self._model = innermost(model)
         self._tokenizer = tokenizer
         self._name = name
         self._defaults = defaults
@@ -219,6 +220,9 @@ class PromptReader(PromptPreparation):
         elif seed is None:
             seed = random.getrandbits(64)
         terminators = frozenset(listed(config.eos_token_id))
+        if stops:  # the text, which has the stop strings, has no special tokens
+            added = self._tokenizer.added_tokens_decoder.items()
+            terminators |= {token for token, each in added if each.special and str(each) in stops}
         read = None
         if schema is not None:
             form, read = self._grammars.read(schema)

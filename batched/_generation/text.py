@@ -59,11 +59,14 @@ class TextDecoder:
         names = [f"<0x{byte:02X}>" for byte in range(256)]
         self.bytes = frozenset([vocabulary[name] for name in names if name in vocabulary])
         """Tokens that stand for one byte; the next token may change the text of all of them."""
+        marked = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
+        self.special = frozenset([token for token in marked if not self.decode([token])])
+        """Tokens that have no text."""
 
-    def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
-        """Return the text of tokens, including special tokens if `special`."""
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens."""
         text: str = self._tokenizer.decode(
-            tokens, skip_special_tokens=not special, clean_up_tokenization_spaces=False
+            tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
         return text
 
@@ -92,7 +95,10 @@ class Pieces:
         self._held = ""  # text that may be the beginning of a stop string
 
     def next(self, tokens: Sequence[int]) -> str:
-        """Return the text that is new with all `tokens` so far; "" if none is certain."""
+        """Return the text that is new with all `tokens` so far; "" if none is certain.
+
+        Special tokens are left out: a decoder that begins with one loses a space.
+        """
         size = len(tokens)
         while size > self._read and tokens[size - 1] in self._decoder.bytes:
             size -= 1
@@ -120,6 +126,7 @@ class Text:
         self.row = row
         self.tokens: list[int] = []
         """New tokens, the terminator included."""
+        self._plain: list[int] = []  # new tokens that are not special
         self.ended = False
         self.finish_reason: FinishReason = "length"
         self.error: Exception | None = None
@@ -161,6 +168,8 @@ class Text:
         """Add a token, and end the text if it is the last one."""
         prompt = self.prompt
         self.tokens.append(token)
+        if token not in self._decoder.special:
+            self._plain.append(token)
         if self._ids is not None:
             self._ids[0, self.size - 1] = token
         if token in prompt.terminators or (prompt.stop_strings and self._is_stopped()):
@@ -181,7 +190,7 @@ class Text:
 
     def emit(self) -> None:
         """Pass the text that is new on to the reader of a stream."""
-        if self._pieces is not None and (piece := self._pieces.next(self.tokens)):
+        if self._pieces is not None and (piece := self._pieces.next(self._plain)):
             self.row.emit(piece)
 
     def emit_rest(self, text: str) -> None:
@@ -190,14 +199,14 @@ class Text:
             self.row.emit(text[len(self._pieces.sent) :])
 
     def _is_stopped(self) -> bool:
-        """Return whether the text, special tokens included, has a stop string.
+        """Return whether the text has a stop string.
 
         The latest tokens are decoded first. All tokens are decoded only if the latest tokens seem
         to have a stop string, or have an incomplete character, which may spoil its neighbours.
         """
         stops = self.prompt.stop_strings
-        latest = self._decoder.decode(self.tokens[-self._window :], special=True)
+        latest = self._decoder.decode(self._plain[-self._window :])
         if not any(stop in latest for stop in (*stops, REPLACEMENT)):
             return False
-        whole = self._decoder.decode(self.tokens, special=True)
+        whole = self._decoder.decode(self._plain)
         return any(stop in whole for stop in stops)

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from .._steps.rows import Row, Rows
-from .decoding import write_in_batches, write_in_places
-from .places import has_places
+from .decoding import write
+from .probe import find_engine
 from .result import Generation
 from .text import PreparedPrompt, Text, TextDecoder
 
@@ -17,22 +17,22 @@ from .text import PreparedPrompt, Text, TextDecoder
 class Writer:
     """The function that works in steps: from prompts to texts."""
 
-    def __init__(self, model: Any, tokenizer: Any, details: bool) -> None:
+    def __init__(self, model: Any, tokenizer: Any, name: str, details: bool) -> None:
         self._decoder = TextDecoder(tokenizer)
         self._model = model
+        self._name = name  # of the generator, for messages
         self._details = details
 
     @cached_property
-    def _has_places(self) -> bool:
+    def _engine(self) -> Any:
         # found out in the thread that computes: threads of OpenMP, which belong to the thread that
         # computed first, would slow down the threads of any later one
-        return has_places(self._model)
+        return find_engine(self._model, self._name)
 
     def write(self, rows: Rows[PreparedPrompt, Any, str]) -> None:
         """Generate the texts of `rows`."""
-        write = write_in_places if self._has_places else write_in_batches
         with torch.no_grad():
-            write(self._model, rows, self._begin, self._end)
+            write(self._engine(), rows, self._begin, self._end)
 
     def _begin(self, row: Row[PreparedPrompt, Any, str]) -> Text:
         return Text(row.item, self._decoder, row, self._model.device)

@@ -30,6 +30,9 @@ from ..errors import TimeLimitExceeded, WorkerDied
 _TRANSIENT_STATUS: Final = {408, 429}
 """HTTP statuses below 500 after which a retry may succeed: request timeout, too many requests."""
 
+_UNITS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+"""Seconds of the units in a duration."""
+
 _TRANSIENT_GRPC: Final = {"ABORTED", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "UNAVAILABLE"}
 
 _THROTTLING: Final = re.compile(
@@ -64,7 +67,8 @@ def is_service_error(error: BaseException, more: tuple[type[BaseException], ...]
 def retry_after(error: BaseException, now: datetime | None = None) -> float | None:
     """Return the seconds that the service asks to wait, None if it names no time.
 
-    The headers of the answer are `retry-after-ms` and `Retry-After`, which has seconds or a date.
+    The headers of the answer are `retry-after-ms`, `Retry-After`, which has seconds or a date, and
+    `x-ratelimit-reset-*`, which have durations such as `1m2.5s`: of what is used up, the longest.
     """
     try:
         if (direct := _seconds(_read(error, "retry_after"))) is not None:
@@ -73,13 +77,26 @@ def retry_after(error: BaseException, now: datetime | None = None) -> float | No
         if (milliseconds := _seconds(headers.get("retry-after-ms"))) is not None:
             return milliseconds / 1000
         asked = headers.get("retry-after")
-        if (seconds := _seconds(asked)) is not None or asked is None:
+        if asked is None:
+            return _longest_reset(headers)
+        if (seconds := _seconds(asked)) is not None:
             return seconds
         moment = parsedate_to_datetime(str(asked))
         moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
         return max(0.0, (moment - (now or datetime.now(UTC))).total_seconds())
     except Exception:  # raised by the code of the error's class, or by a wrong date
         return None
+
+
+def _longest_reset(headers: Mapping[str, Any]) -> float | None:
+    """Return the time until the limits that are used up are reset (s)."""
+    resets = []
+    for name, value in headers.items():
+        kind = name.removeprefix("x-ratelimit-reset-")
+        if kind != name and _seconds(headers.get(f"x-ratelimit-remaining-{kind}")) == 0:
+            parts = re.findall(r"([\d.]+)(ms|s|m|h|d|$)", str(value))
+            resets.append(sum(float(count) * _UNITS[unit] for count, unit in parts))
+    return max(resets, default=None)
 
 
 def _is_service_error(

@@ -98,6 +98,22 @@ def test_the_key_is_a_setting_or_comes_from_the_environment(
     assert keys == ["Bearer none", "Bearer sk-environment", "Bearer sk-own"]
 
 
+def test_the_key_may_be_a_function(server: ChatServer) -> None:
+    keys = iter(["first", "second"])
+    client = server.client(api_key=lambda: next(keys))
+    assert client(["one"]) + client(["two"]) == ["re: one", "re: two"]
+    sent = [request.headers["authorization"] for request in server.requests]
+    assert sent == ["Bearer first", "Bearer second"]
+
+
+def test_secrets_are_not_shown(server: ChatServer) -> None:
+    address = server.url.replace("//", "//ann:sesame@")
+    client = ChatClient(address, "m", api_key="sk-1", extra_headers={"x-key": "sk-2"})
+    shown = f"{client!r} {client.options} {client.meaning}"
+    assert not any(secret in shown for secret in ("sesame", "sk-1", "sk-2"))
+    assert client.options["base_url"].startswith("http://***@127.0.0.1")
+
+
 def test_results_with_a_schema_are_its_instances(server: ChatServer) -> None:
     server.behave = lambda asked: Reply('{"name": "Ann", "age": 7}')
     assert server.client(schema=Person)("who?") == Person(name="Ann", age=7)
@@ -237,6 +253,43 @@ def test_no_request_is_sent_that_may_exceed_max_cost(server: ChatServer) -> None
         client([f"{number:24}" for number in range(4)])  # 10 tokens, as the client estimates
     assert not raised.value.is_service
     assert len(server.requests) == 2
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        Reply("x", body={"choices": [{"message": {"content": "x"}}]}),
+        Reply("x", usage={"prompt_tokens": None, "completion_tokens": None}),
+        Reply("x", usage={"prompt_tokens": 0, "completion_tokens": None}),
+        Reply("x", end="half"),
+        Reply("x", end="hang"),
+        Reply("x", end="reset"),
+    ],
+    ids=["none", "nulls", "half", "cut off", "late", "reset"],
+)
+def test_a_request_whose_cost_is_not_told_counts_with_its_estimate(
+    server: ChatServer, quick: None, reply: Reply
+) -> None:
+    client = server.client(
+        prices=(0.0, 1000.0), max_cost=0.51, max_tokens=20, attempts=1, timeout_s=0.2
+    )
+    assert client("first") == "re: first"  # 5 tokens
+    server.behave = lambda asked: reply
+    found = list(client.map([f"prompt {number}" for number in range(60)], return_exceptions=True))
+    assert len(server.requests) == 1 + 25
+    assert client.usage.cost == pytest.approx(0.505)
+    assert any("may exceed max_cost=0.51" in str(each) for each in found)
+    client.spent = 0.6  # as a run over a dataset sets it
+    with pytest.raises(EndpointError, match="of which 0.6 is spent"):
+        client("last")
+
+
+def test_refused_requests_are_free(server: ChatServer) -> None:
+    server.behave = lambda asked: refuse(400)
+    client = server.client(prices=(1.0, 1.0))
+    with pytest.raises(EndpointError):
+        client("one")
+    assert client.usage.cost == 0.0
 
 
 def test_a_call_waits_for_the_cost_of_running_requests(server: ChatServer) -> None:

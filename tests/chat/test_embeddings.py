@@ -274,6 +274,8 @@ def test_a_text_that_is_never_answered_ends_by_its_time_limit_alone(server: Chat
         *(Reply("x", end="half"), Reply(body={"data": []}), Reply(body={"data": None})),
         *(Reply(body={"data": [{"embedding": [1.0]}] * 2}), Reply(body={"data": [[1.0]]})),
         Reply(body={"data": [{"embedding": []}]}),
+        Reply(body=b'{"data": [{"embedding": [1.0, NaN]}]}'),
+        Reply(body={"data": [{"embedding": [1.0, None]}]}),
     ],
     ids=repr,
 )
@@ -284,6 +286,31 @@ def test_a_fault_is_retried_with_the_same_texts_and_key(server: ChatServer, repl
     keys = {asked.headers["idempotency-key"] for asked in server.requests}
     assert (len(server.requests), len(keys)) == (3, 1)
     assert client.usage.retries == 2
+
+
+def test_a_vector_of_another_length_than_the_first_is_an_error(server: ChatServer) -> None:
+    client = server.embedder(attempts=2)
+    client("one")
+    server.behave = lambda asked: Reply(body={"data": [{"embedding": [1.0]}]})
+    with pytest.raises(EndpointError, match="a vector of 1 numbers after one of 2"):
+        client("two")
+
+
+def test_a_text_that_is_always_refused_fails_alone(server: ChatServer) -> None:
+    texts = texts_of(8)
+    server.behave = spoiled(texts[5], refuse(429, retry_after_ms="20"))
+    client = server.embedder(max_workers=1, max_wait_s=1.0)
+    found = ask_together(client, texts)
+    assert "the service answered 429" in str(found.pop(5))
+    assert all(map(is_vector, found, texts[:5] + texts[6:]))
+
+
+def test_a_client_learns_how_many_texts_a_service_takes(server: ChatServer) -> None:
+    server.behave = lambda asked: refuse(413) if len(asked.texts) > 4 else answer(asked)
+    client = server.embedder(max_workers=1, max_inputs=8)
+    texts = texts_of(64)
+    assert all(map(is_vector, client.map(texts), texts))
+    assert server.statuses[413] <= 3
 
 
 def test_a_service_that_is_down_fails_all_texts(server: ChatServer) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import pytest
+from pydantic import BaseModel, RootModel
 
 from batched._chat import limits
 from batched.errors import EndpointError
@@ -14,6 +15,7 @@ from chat_server import Asked, Behave, ChatServer, Person, Reply, answer, most_w
 
 pytestmark = pytest.mark.usefixtures("quick")
 
+Item = TypeVar("Item")
 SOON: dict[str, str] = {"retry_after_ms": "20"}
 
 
@@ -51,6 +53,7 @@ def message(**content: Any) -> Reply:
         (Reply("", reason="length"), "no text (content is '', finish_reason 'length')", False),
         (Reply("half of it", reason="content_filter"), "its filter held the answer back", False),
         (message(content=None, refusal="I will not"), "the model refused: I will not", False),
+        (Reply("half of it", reason="error"), "it broke the answer off", True),
     ],
 )
 def test_an_unusable_answer_is_an_error_with_the_id_of_the_request(
@@ -84,6 +87,60 @@ def test_json_that_does_not_fit_its_schema_is_an_error(
         server.client(attempts=2, schema=Person)("one")
     assert why in str(raised.value)
     assert len(server.requests) == (2 if again else 1)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<think>Is {"name": 1} right? No.</think>\n{"name": "Ann", "age": 7}',
+        'Sure [as asked], here: {"name": "Ann", "age": 7}. Anything {else}?',
+        '```json\r\n{"name": "Ann", "age": 7}\r\n```',
+        '```{"name": "Ann", "age": 7}```',
+        '{} and then {"name": "Ann", "age": 7}',
+    ],
+)
+def test_json_is_found_wherever_it_stands(server: ChatServer, text: str) -> None:
+    server.behave = lambda asked: Reply(text)
+    assert server.client(schema=Person)("who?") == Person(name="Ann", age=7)
+    server.behave = lambda asked: message(content=[{"type": "text", "text": text}])
+    assert server.client(schema=Person)("who?") == Person(name="Ann", age=7)
+    assert len(server.requests) == 2
+
+
+class People(RootModel[list[Person]]):
+    """A schema whose root is a list."""
+
+
+class Page(BaseModel, Generic[Item]):
+    items: list[Item]
+
+
+def test_lists_and_generic_classes_are_schemas(server: ChatServer) -> None:
+    people = [Person(name="Ann", age=7)]
+    for text in ('[{"name": "Ann", "age": 7}]', '{"items": [{"name": "Ann", "age": 7}]}'):
+        server.behave = lambda asked, text=text: Reply(text)  # type: ignore[misc]
+        assert server.client(schema=People)("who?").root == people
+    assert server.client(schema=Page[Person])("who?").items == people
+    wanted = [asked.body["response_format"]["json_schema"] for asked in server.requests]
+    assert {each["schema"]["type"] for each in wanted} == {"object"}
+    assert {each["name"] for each in wanted} == {"People", "Page_Person_"}
+
+
+def test_wrong_json_goes_back_to_the_model_once_with_its_error(server: ChatServer) -> None:
+    wrong = '{"name": "Ann"}'
+    server.behave = lambda asked: Reply(
+        '{"name": "Ann", "age": 7}' if len(asked.body["messages"]) > 1 else wrong
+    )
+    assert server.client(schema=Person, attempts=2)("who?") == Person(name="Ann", age=7)
+    question, answered, correction = server.requests[1].body["messages"]
+    assert (question["content"], answered["content"]) == ("who?", wrong)
+    assert "age: Field required" in correction["content"]
+    keys = {asked.headers["idempotency-key"] for asked in server.requests}
+    assert len(keys) == 2
+    server.behave = lambda asked: Reply(wrong)
+    with pytest.raises(EndpointError, match=r"does not fit.*\(4 requests\)"):
+        server.client(schema=Person, attempts=4)("who?")
+    assert len(server.requests[-1].body["messages"]) == 3
 
 
 def test_an_unusable_answer_is_requested_again(server: ChatServer) -> None:
@@ -156,12 +213,58 @@ def test_requests_for_one_prompt_have_one_idempotency_key(server: ChatServer) ->
 
 
 def test_a_refusal_for_lack_of_credit_is_raised_at_once(server: ChatServer) -> None:
-    spent = {"error": {"message": "no credit", "code": "insufficient_quota"}}
-    server.behave = lambda asked: Reply(status=429, body=spent)
-    with pytest.raises(EndpointError, match="no credit") as raised:
-        server.client()("one")
-    assert raised.value.is_service
-    assert len(server.requests) == 1
+    for place in ("code", "type"):
+        spent = {"error": {"message": "no credit", place: "insufficient_quota"}}
+        server.behave = lambda asked, spent=spent: Reply(status=429, body=spent)  # type: ignore[misc]
+        with pytest.raises(EndpointError, match="no credit") as raised:
+            server.client()("one")
+        assert raised.value.is_service
+    assert len(server.requests) == 2
+
+
+@pytest.mark.parametrize("status", [409, 425])
+def test_a_request_that_collides_or_comes_too_early_is_sent_again(
+    server: ChatServer, status: int
+) -> None:
+    server.behave = first(1, refuse(status))
+    assert server.client()("one") == "re: one"
+
+
+def test_a_dead_service_that_never_answered_fails_calls_after_their_attempts(
+    server: ChatServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.down()
+    client = server.client(attempts=3, max_workers=4)
+    errors = list(client.map([f"prompt {number}" for number in range(20)], return_exceptions=True))
+    assert all(isinstance(error, EndpointError) and error.is_service for error in errors)
+    assert client.usage.requests <= 3 * 20
+    with pytest.raises(EndpointError, match=r"no answer came: Connection error.*\(3 requests\)"):
+        client("late")
+    server.up()
+    assert client("after") == "re: after"
+
+
+def test_a_client_says_once_why_calls_wait(
+    server: ChatServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("batched._chat.session.TELL", 0.05)
+    server.behave = first(6, refuse(429, retry_after_ms="100"))
+    assert server.client()("one") == "re: one"
+    (told,) = [each for each in caplog.messages if "calls wait" in each]
+    assert "the service answered 429: not now" in told
+
+
+def test_a_prompt_that_is_always_refused_holds_no_other(server: ChatServer) -> None:
+    big = refuse(429, retry_after_ms="50")
+    server.behave = lambda asked: big if asked.prompt == "big" else Reply("yes", after=0.005)
+    client = server.client(max_workers=8, attempts=2)
+    refused = client.submit("big")
+    while not refused.done():
+        assert client([f"prompt {number}" for number in range(100)]) == ["yes"] * 100
+    error = refused.exception()
+    assert isinstance(error, EndpointError)
+    assert not error.is_service
+    assert server.statuses[429] <= 4  # the first ones hold all calls
 
 
 def test_a_pause_longer_than_max_wait_s_fails_calls_at_once(server: ChatServer) -> None:
@@ -259,14 +362,16 @@ def test_a_prompt_that_breaks_the_service_fails_although_the_breaker_is_open(
 
 
 def test_a_lone_caller_waits_for_the_end_of_an_outage(server: ChatServer) -> None:
-    server.behave = first(3 * limits.MOST_FAILURES, refuse(502), Reply(end="reset"))
     client = server.client(attempts=limits.MOST_FAILURES)
+    assert client("before") == "re: before"
+    server.behave = first(3 * limits.MOST_FAILURES + 1, refuse(502), Reply(end="reset"))
     assert client("one") == "re: one"
     assert client.usage.retries == 3 * limits.MOST_FAILURES
 
 
 def test_calls_wait_for_max_wait_s_in_an_outage(server: ChatServer) -> None:
     client = server.client(max_workers=8, max_wait_s=0.5)
+    assert client("before") == "re: before"
     server.down()
     answers = [client.submit(f"prompt {number}") for number in range(12)]
     errors = [future.exception(20) for future in answers]

@@ -15,6 +15,7 @@ from batched._chat.limits import (
     FIRST_PAUSE,
     MOST_FAILURES,
     MOST_PAUSE,
+    OTHERS,
     WINDOW,
     Budget,
     Limits,
@@ -173,6 +174,7 @@ def test_any_answer_closes_the_breaker(outcome: Outcome) -> None:
 
 def test_only_failed_probes_double_the_pause() -> None:
     limits = limits_of(40)
+    send_one(limits, 0.0, "answer")
     running = send(limits, 20)
     due = open_breaker(limits, 0.0)
     for permit in running:
@@ -180,6 +182,33 @@ def test_only_failed_probes_double_the_pause() -> None:
     assert limits.open_until == due
     limits.end(limits.begin(due, 0), due, "failure")
     assert limits.open_until == pytest.approx(due + FIRST_PAUSE)
+
+
+def test_the_pause_does_not_double_before_a_service_has_answered() -> None:
+    limits = limits_of(40)
+    now = open_breaker(limits, 0.0)
+    for _ in range(5):
+        limits.end(limits.begin(now, 0), now, "failure")
+        assert limits.open_until is not None
+        assert limits.open_until - now <= FIRST_PAUSE
+        now = limits.open_until
+
+
+@pytest.mark.parametrize(
+    ("answers", "refusals", "expected"),
+    [(OTHERS - 1, 0, False), (OTHERS, 0, True), (OTHERS - 1, 1, True), (OTHERS, 2, False)],
+)
+def test_a_refusal_means_one_request_if_many_later_ones_were_answered(
+    answers: int, refusals: int, expected: bool
+) -> None:
+    limits = limits_of(50)
+    for _ in range(50):  # before the last attempt
+        limits.end(limits.begin(0.0, 0), 0.0, "answer")
+    outcomes: list[Outcome] = [*["answer"] * answers, *["refusal"] * refusals]  # type: ignore[list-item]
+    for outcome in outcomes:
+        limits.end(limits.begin(2.0, 0), 2.0, outcome, asked=0.001)
+    assert limits.is_own(1.0) is expected
+    assert not limits.is_own(inf)
 
 
 def test_an_answer_to_an_older_request_ends_an_outage_during_the_probe() -> None:

@@ -24,7 +24,8 @@ pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore:Unfeasible l
 
 SETTINGS: list[dict[str, Any]] = [
     {"eos_token_id": list(range(20, 60))},
-    {"stop_strings": ["e", "qu", "1"]},
+    # transformers looks for stop strings in special tokens, too
+    {"stop_strings": ["e", "qu", "1"], "suppress_tokens": [2]},
     {"max_new_tokens": 5},
     {"repetition_penalty": 1.5},
     {"no_repeat_ngram_size": 2},
@@ -80,7 +81,7 @@ def test_greedy_tokens_with_mixed_settings_are_equal_to_the_tokens_of_each_promp
     asked = [(ids, PAIRS[at % len(PAIRS)]) for at, ids in enumerate(prompts(32))]
     with full_batches(32, name, details=True, max_new_tokens=24) as generator:
         found = together(generator, asked)
-    assert generator.stats.steps == 24
+    assert generator.stats.rows_per_step > 8
     assert [each.tokens for each in found] == [alone(name, *each) for each in asked]
     assert {each.finish_reason for each in found} == {"stop", "length"}
     for each, (ids, settings) in zip(found, asked, strict=True):
@@ -165,7 +166,7 @@ def test_rows_that_end_leave_their_batch() -> None:
         ]
         for future in futures:
             future.result()
-    assert sizes == [sum(limit > step for limit in limits) for step in range(max(limits))]
+    assert sizes == [sum(limit > step for limit in limits) for step in range(1, max(limits))]
 
 
 @pytest.mark.slow

@@ -12,71 +12,12 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 import pydantic
 import torch
-from transformers import (
-    BloomConfig,
-    BloomForCausalLM,
-    MambaConfig,
-    MambaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    OPTConfig,
-    OPTForCausalLM,
-)
 
-from batched._generation.places import Places, has_places
+from batched._generation.places import Places
 from batched.generation import TextGenerator
-from language_models import MODELS, SIZES, model, tokenizer
+from language_models import model, tokenizer
 
 pytestmark = pytest.mark.model
-
-
-def small(name: str) -> Any:
-    torch.manual_seed(0)
-    made: dict[str, Any] = {
-        "bloom": lambda: BloomForCausalLM(
-            BloomConfig(vocab_size=512, hidden_size=64, n_layer=2, n_head=4, initializer_range=0.3)
-        ),
-        "mamba": lambda: MambaForCausalLM(
-            MambaConfig(vocab_size=512, hidden_size=64, num_hidden_layers=2)
-        ),
-        "mistral": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=8)),
-        "opt": lambda: OPTForCausalLM(
-            OPTConfig(
-                vocab_size=512,
-                hidden_size=64,
-                ffn_dim=128,
-                num_hidden_layers=2,
-                num_attention_heads=4,
-                init_std=0.3,
-                word_embed_proj_dim=64,
-            )
-        ),
-    }
-    return made[name]().eval()
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_models_of_attention_have_places(name: str) -> None:
-    assert has_places(model(name))
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"), [("bloom", False), ("mamba", False), ("mistral", True), ("opt", True)]
-)
-def test_a_model_that_ignores_its_positions_or_has_states_has_no_places(
-    name: str, expected: bool
-) -> None:
-    found = small(name)
-    assert has_places(found) is expected
-    prompts = [[5, 6, 7], [8] * 20, [9, 10, 11, 12, 13]]
-    with TextGenerator(found, tokenizer(), details=True, max_new_tokens=12) as generator:
-        futures: list[Any] = [generator.submit(ids) for ids in prompts]
-        tokens = [future.result().tokens for future in futures]
-    for ids, mine in zip(prompts, tokens, strict=True):
-        alone = found.generate(
-            torch.tensor([ids]), max_new_tokens=12, pad_token_id=0, eos_token_id=1, do_sample=False
-        )
-        assert alone[0, len(ids) :].tolist() == mine
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
@@ -102,7 +43,7 @@ def test_the_buffers_follow_the_texts_that_are_live() -> None:
         places.add([[5] * 480])
         places.step([6])
         assert places.room[0] * places.room[1] <= 3 * 480
-        places.remove(0)
+        assert places.keep([]) == []
         places.add([[5] * 5 for _ in range(32)])
         places.step([6] * 32)
     assert places.room[1] == 64

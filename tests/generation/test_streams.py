@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,10 +14,11 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 import torch
 import trio
-from tokenizers import Tokenizer, decoders
-from tokenizers.models import BPE
+from tokenizers import Tokenizer, decoders, pre_tokenizers, trainers
+from tokenizers.models import BPE, WordPiece
 from transformers import PreTrainedTokenizerFast
 
+from batched._generation.text import Pieces, TextDecoder
 from batched.generation import TextGenerator
 from language_models import batches_of, full_batches, model, tokenizer
 
@@ -118,6 +120,89 @@ def test_a_byte_is_held_back_until_no_later_byte_can_change_it() -> None:
     asyncio.run(main())
 
 
+def trained(kind: str) -> Any:
+    """Return a tokenizer with five special tokens."""
+    special = ["<s>", "</s>", "<unk>", "<|tool|>", "<|end|>"]
+    options: dict[str, Any] = {"special_tokens": special, "show_progress": False}
+    made = Tokenizer(BPE())
+    if kind == "sentencepiece":
+        made.pre_tokenizer = pre_tokenizers.Metaspace()
+        fused = [decoders.Replace("\u2581", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        made.decoder = decoders.Sequence(fused)
+        trainer: Any = trainers.BpeTrainer(vocab_size=200, **options)
+    elif kind == "wordpiece":
+        made = Tokenizer(WordPiece(unk_token="<unk>"))
+        made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        made.decoder = decoders.WordPiece()
+        trainer = trainers.WordPieceTrainer(vocab_size=150, **options)
+    elif kind == "ends of words":
+        made = Tokenizer(BPE(end_of_word_suffix="</w>"))
+        made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        made.decoder = decoders.BPEDecoder("</w>")
+        trainer = trainers.BpeTrainer(vocab_size=150, end_of_word_suffix="</w>", **options)
+    else:
+        made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        made.decoder = decoders.ByteLevel()
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, **options)
+    made.train_from_iterator(
+        ["the quick brown fox, don't: 0123 Gr\xf6\xdfe \u65e5\u672c"] * 3, trainer
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made,
+        eos_token="</s>",
+        unk_token="<unk>",
+        additional_special_tokens=["<s>", "<|tool|>", "<|end|>"],
+    )
+
+
+@pytest.mark.parametrize("kind", ["bytes", "sentencepiece", "wordpiece", "ends of words"])
+def test_special_tokens_cost_a_stream_no_character(kind: str) -> None:
+    """10,000 random lists of tokens, 2,500 of each kind of tokenizer."""
+    made = trained(kind)
+    decoder, draw = TextDecoder(made), random.Random(kind)
+    assert decoder.special == {*range(5)}
+    for _ in range(2500):
+        pieces = Pieces(decoder, [])
+        count = draw.randint(1, 30)
+        tokens = [draw.randrange(5 if draw.random() < 0.2 else len(made)) for _ in range(count)]
+        plain: list[int] = []
+        joined = ""
+        for token in tokens:
+            if token not in decoder.special:
+                plain.append(token)
+            joined += pieces.next(plain)
+        text = made.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        rest = text[len(joined) :]
+        assert joined + rest == text
+        assert not rest or "\N{REPLACEMENT CHARACTER}" in rest  # a character has not ended
+
+
+def written(tokens: list[int]) -> dict[str, Any]:
+    """Return settings with which a prompt of one token leads to these tokens."""
+
+    def write(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return torch.full_like(scores, -torch.inf).index_fill(
+            1, torch.tensor([tokens[ids.shape[1] - 1]]), 0
+        )
+
+    return {"logits_processor": [write], "max_new_tokens": len(tokens)}
+
+
+def test_a_stop_string_is_found_around_a_special_token() -> None:
+    made = trained("bytes")
+    first, second = (made(text)["input_ids"] for text in ("the qu", "ick brown"))
+    settings = written([*first, 4, *second])
+    with TextGenerator(model(), made, details=True) as generator:
+        found = generator([5], stop_strings="quick", **settings)
+        assert (found.text, found.finish_reason) == ("the ", "stop")
+        whole = generator([5], **settings)
+        assert whole.text == "the quick brown"
+        assert "".join(generator.stream([5], **settings)) == whole.text
+        ended = generator([5], stop_strings="<|end|>", **settings)
+        assert (ended.text, ended.finish_reason) == ("the qu", "stop")
+
+
 def test_a_closed_stream_leaves_the_batch_and_the_other_rows_continue() -> None:
     left = threading.Event()
 
@@ -137,8 +222,7 @@ def test_a_closed_stream_leaves_the_batch_and_the_other_rows_continue() -> None:
 
     with batches_of(look) as sizes, full_batches(3) as generator:
         texts = asyncio.run(main(generator))[1:]
-    assert sizes[0] == 3
-    assert sizes[4:] == [2] * 36
+    assert sizes[4:] == [2] * 35
     with TextGenerator(model(), tokenizer()) as generator:
         assert texts == [generator(PROMPT[:end], **LONG) for end in (3, 5)]
 
@@ -162,7 +246,7 @@ def test_a_cancelled_call_leaves_the_batch() -> None:
 
     with batches_of(look) as sizes, full_batches(3) as generator:
         text = asyncio.run(main(generator))
-    assert (sizes[:2], sizes[2:]) == ([3, 3], [1] * 38)
+    assert (sizes[:2], sizes[2:]) == ([3, 3], [1] * 37)
     with TextGenerator(model(), tokenizer()) as generator:
         assert text == generator(PROMPT, **LONG)
 
@@ -216,7 +300,7 @@ def test_a_finished_text_does_not_wait_for_longer_texts() -> None:
         for limit in (7, 40):
             callers.submit(call, generator, limit)
         asyncio.run(stream(generator))
-    assert sizes == [4] * 3 + [3] * 2 + [2] * 2 + [1] * 33
+    assert sizes == [4] * 2 + [3] * 2 + [2] * 2 + [1] * 33
     with TextGenerator(model(), tokenizer()) as alone:
         assert texts == {limit: alone(prompt, **of(limit)) for limit, prompt in prompts.items()}
 

@@ -70,7 +70,7 @@ class Reply:
     """Seconds before it is sent."""
     end: Literal["whole", "reset", "hang", "trickle", "half"] = "whole"
     """Way of sending; a trickle is one byte each tenth of a second."""
-    usage: dict[str, int] | None = None
+    usage: dict[str, int | None] | None = None
     reason: str = "stop"
 
 

@@ -23,6 +23,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
+from batched._generation.places import Places
 from batched.generation import TextGenerator
 
 VOCABULARY = 512
@@ -114,13 +115,14 @@ def batches_of(look: Callable[[int, int], object] = lambda *_: None) -> Iterator
     """Yield the numbers of texts that the model sees at once, one number for each token.
 
     `look` is called before each of these passes, with the number of the pass and of its texts.
-    Passes over prompts do not count, nor passes in the main thread, where generators are made.
+    Passes over prompts, of which the first tokens come, do not count.
     """
     sizes: list[int] = []
 
     def note(_: Any, __: Any, inputs: dict[str, Any]) -> None:
-        count, width = inputs["input_ids"].shape
-        if width == 1 and threading.current_thread() is not threading.main_thread():
+        count = len(inputs["input_ids"])
+        is_step = any(isinstance(each, Places) for each in inputs.values())
+        if is_step and threading.current_thread() is not threading.main_thread():
             sizes.append(count)
             look(len(sizes), count)
 
@@ -138,7 +140,7 @@ def full_batches(count: int, of: str = "llama", **settings: Any) -> TextGenerato
     )
     execution = generator._batcher.parts.execution
     writer: Any = execution.func
-    assert writer.__self__._has_places is not None  # found out here, in the main thread
+    assert writer.__self__._engine is not None  # found out here, in the main thread
     write, begun = execution.func, threading.Event()
 
     def patient(rows: Any) -> None:

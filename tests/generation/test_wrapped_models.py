@@ -1,0 +1,103 @@
+"""Models that wrap the user's model: compiled ones, and adapters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+import torch
+
+from architectures import model_of
+from batched.generation import TextGenerator
+from language_models import tokenizer
+
+pytestmark = [
+    pytest.mark.model,
+    pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:Position ids"),
+]
+
+PROMPTS = [[5, 6, 7], [*range(10, 60)], [8]]
+
+
+class Adapter(torch.nn.Module):
+    """An adapter, which hands its generation config to the model within, as those of peft do."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.base_model = model
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("base_model"), name)
+
+    def forward(self, **inputs: Any) -> Any:
+        return self.base_model(**inputs)
+
+    def generate(self, **inputs: Any) -> Any:
+        self.base_model.generation_config = self.generation_config
+        return self.base_model.generate(**inputs)
+
+
+def of_peft(kind: str) -> Any:
+    def wrap(model: Any) -> Any:
+        peft = pytest.importorskip("peft")
+        task = {"task_type": "CAUSAL_LM"}
+        layers = {"target_modules": ["q_proj"], "init_lora_weights": False}
+        configs = {
+            "LoRA": lambda: peft.LoraConfig(**task, **layers),
+            "prompt tuning": lambda: peft.PromptTuningConfig(**task, num_virtual_tokens=4),
+        }
+        return peft.get_peft_model(model, configs[kind]()).eval()
+
+    return wrap
+
+
+@pytest.fixture(autouse=True)
+def eager() -> Iterator[None]:
+    """A compiled model wraps the user's, but its code is not compiled here."""
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        pytest.param(lambda model: torch.compile(model, backend="eager"), id="compiled"),
+        pytest.param(Adapter, id="adapter"),
+        pytest.param(of_peft("LoRA"), id="LoRA"),
+        pytest.param(of_peft("prompt tuning"), id="prompt tuning"),
+    ],
+)
+def test_a_wrapped_model_gives_the_texts_of_its_own_generate_and_is_not_changed(wrap: Any) -> None:
+    model = model_of("llama", torch.float32)
+    model.generation_config.eos_token_id = [1, *range(140, 160)]
+    model.generation_config.repetition_penalty = 1.3
+    model.generation_config.stop_strings = ["never"]
+    wrapped = wrap(model)
+    before = wrapped.generation_config.to_dict()
+
+    def alone(ids: list[int]) -> list[int]:
+        made = wrapped.generate(
+            input_ids=torch.tensor([ids]),
+            attention_mask=torch.ones(1, len(ids), dtype=torch.long),
+            max_new_tokens=30,
+            pad_token_id=0,
+            tokenizer=tokenizer(),
+        )
+        tokens: list[int] = made[0, len(ids) :].tolist()
+        return tokens
+
+    expected = [alone(ids) for ids in PROMPTS]
+    with TextGenerator(wrapped, tokenizer(), details=True, max_new_tokens=30) as generator:
+        futures: list[Any] = [generator.submit(ids) for ids in PROMPTS]
+        assert [future.result().tokens for future in futures] == expected
+        with generator.with_options(batch_size=4) as other:
+            assert other(PROMPTS[0]).tokens == expected[0]
+    assert wrapped.generation_config.to_dict() == before
+    assert [alone(ids) for ids in PROMPTS] == expected
