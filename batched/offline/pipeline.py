@@ -23,9 +23,9 @@ from .results.export import progress_path
 from .results.local import Result, Stamp
 from .results.merge import Merge
 from .results.opening import open_result
-from .run.coordinator import Coordinator
 from .run.plan import Plan
 from .run.reader import Kept
+from .run.run import Run
 from .sources.opening import open_source
 from .step import Auto, Step
 from .types.columns import Columns
@@ -179,7 +179,7 @@ class Pipeline:
                 store.put_all({"key": key, "steps": prints})
                 store.clear_letters("source")  # each run counts them anew
                 watching = watcher(watch, path, result.path)
-                work = Coordinator(
+                work = Run(
                     plan, opened, store, kept, engine, self.max_failed, row_threads, watching.update
                 )
                 return _execute(work, merge, kept, result, path, watching)
@@ -271,7 +271,7 @@ def _columns(steps: Sequence[dict[str, Any]]) -> list[Any]:
 
 
 def _execute(
-    work: Coordinator, merge: Merge, kept: Kept, result: Result, path: Path, watching: Watcher
+    work: Run, merge: Merge, kept: Kept, result: Result, path: Path, watching: Watcher
 ) -> Report:
     """Run all rows through all steps, and write the result. `path`: the progress file."""
     stopped, cause = "", None
@@ -303,7 +303,7 @@ def _execute(
     return report
 
 
-def _write(work: Coordinator, merge: Merge, kept: Kept, result: Result) -> None:
+def _write(work: Run, merge: Merge, kept: Kept, result: Result) -> None:
     """Write the result, unless it is there."""
     store, files = merge.progress, merge.source.files
     merged = {

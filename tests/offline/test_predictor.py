@@ -68,14 +68,6 @@ def test_code_for_single_rows_fails_for_single_rows() -> None:
     assert ten == 1 / 16
 
 
-def test_no_time_is_spent_waiting_when_all_rows_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    waits: list[float] = []
-    monkeypatch.setattr("batched.offline.predictor.time.sleep", waits.append)
-    (error,) = predictor(Counted(), preprocess=lambda n: 10 // n).rows([{"n": 0}])
-    assert isinstance(error, ZeroDivisionError)
-    assert waits == []
-
-
 def test_a_class_is_built_once_and_when_the_predictor_is() -> None:
     built: list[str] = []
 
@@ -158,14 +150,6 @@ def test_a_function_that_still_works_is_not_called_broken() -> None:
         outcomes(ready, range(100))
     fn.bad.clear()  # the next call is served
     assert outcomes(ready, [7]) == [14]
-
-
-def test_ctrl_c_is_no_error_of_a_row() -> None:
-    def interrupted(items: list[int]) -> list[int]:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        outcomes(predictor(interrupted), range(4))
 
 
 @pytest.mark.parametrize("setting", [{"workers": 2}, {"processes": True}, {"num_gpus": 1}])

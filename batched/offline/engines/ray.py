@@ -24,7 +24,6 @@ import pickle
 import socket
 import sys
 import threading
-from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from copy import deepcopy
@@ -33,10 +32,11 @@ from math import inf
 from time import perf_counter
 from typing import Any, ClassVar, Final
 
+from ..._services.failures import error_text
 from ...errors import RemoteError, TimeLimitExceeded, WorkerDied
 from ..step import Step
 from .cluster import Ray, import_ray
-from .engine import Worker, WorkerClosed, note_loss, time_limit_exceeded
+from .engine import Worker, WorkerClosed, time_limit_exceeded
 from .function import pickle_step
 from .processes import BUILDS, WorkerKilled
 from .serving import Server, pickled
@@ -85,7 +85,7 @@ class NoRoomError(TimeoutError):
 class _Actor:
     """An actor, as the driver knows it."""
 
-    def __init__(self, handle: Any, models: int) -> None:
+    def __init__(self, handle: Any) -> None:
         self.handle = handle
         self.present = handle.__ray_ready__.remote()  # answered once the actor has its resources
         self.built = handle.build.remote()  # answered once the function is built
@@ -93,7 +93,6 @@ class _Actor:
         self.calls: list[Any] = []  # calls that the actor has not answered, in their order
         self.repeated: Any = None  # its last call, if that is made again
         self.freed = 0.0  # moment of the last answer (s)
-        self.keys = deque[Any](maxlen=models)  # routing keys of its instances
 
 
 class ActorPool(Worker):
@@ -105,7 +104,6 @@ class ActorPool(Worker):
     def __init__(self, step: Step, settings: Ray) -> None:
         super().__init__(step)
         workers = step.workers or 1
-        self.keys = deque(maxlen=step.models * workers)
         self._settings = replace(
             settings,
             num_cpus=settings.num_cpus if step.num_cpus is None else step.num_cpus,
@@ -143,10 +141,9 @@ class ActorPool(Worker):
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Return the output of the function in an actor."""
         data = pickled((args, kwargs))
-        key = args[1] if self.step.models else None
-        reply = self._ask(data, key)
+        reply = self._ask(data)
         while reply is None:
-            reply = self._ask(data, key, again=True)
+            reply = self._ask(data, again=True)
         if isinstance(reply, RemoteError):
             raise reply
         return reply[0]
@@ -163,7 +160,7 @@ class ActorPool(Worker):
             for actor in [*self._actors]:
                 self._drop(actor)
 
-    def _ask(self, data: bytes, key: object, *, again: bool = False) -> Any:
+    def _ask(self, data: bytes, *, again: bool = False) -> Any:
         """Return the reply of an actor; None if the actor is lost, and by another fault perhaps.
 
         Raises:
@@ -171,7 +168,7 @@ class ActorPool(Worker):
             WorkerDied: the call was made again, and its actor was lost during the call.
         """
         with self._changed:
-            actor = self._claim(key)
+            actor = self._claim()
             probe = actor.handle.__ray_ready__.remote() if again else None
             reference = actor.handle.reply.remote(data)
             actor.calls.append(reference)
@@ -203,7 +200,7 @@ class ActorPool(Worker):
                 actor.freed = perf_counter()
                 self._changed.notify_all()
 
-    def _claim(self, key: object) -> _Actor:
+    def _claim(self) -> _Actor:
         """Return the actor for a call, as soon as there is one; `_changed` is held."""
         while True:
             self.make_ready()
@@ -217,11 +214,7 @@ class ActorPool(Worker):
             if free:
                 break
             self._changed.wait(_POLL)
-        # an actor that has the model; else one with few models, and few calls
-        actor = min(free, key=lambda e: (key not in e.keys, len(e.keys), len(e.calls)))
-        if key not in actor.keys:
-            actor.keys.append(key)
-        return actor
+        return min(free, key=lambda each: len(each.calls))
 
     def _add(self) -> None:
         ray, settings = import_ray(), self._settings
@@ -234,7 +227,7 @@ class ActorPool(Worker):
             runtime_env=None if settings.runtime_env == known else deepcopy(settings.runtime_env),
             max_restarts=0,  # the driver replaces actors
         ).remote(self.step.name, self._payload, sys.path)  # where the driver finds modules
-        self._actors.append(_Actor(handle, self.step.models))
+        self._actors.append(_Actor(handle))
 
     def _drop(self, actor: _Actor) -> None:
         """End `actor`. Ray ends an actor that waits for room once no reference to it is left."""
@@ -291,7 +284,11 @@ class ActorPool(Worker):
         if not self._actors:
             raise failed
         self._count -= 1
-        note_loss(self.step, failed)
+        _logger.warning(
+            "step %r goes on with a worker less, which could not be built: %s",
+            self.step.name,
+            error_text(failed).error,
+        )
 
     def _get(self, reference: Any) -> Any:
         """Return an answer that is there.

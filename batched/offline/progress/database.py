@@ -28,7 +28,7 @@ from ...errors import RunLocked, RunMismatch
 
 APPLICATION: Final = 0x62617463
 """Mark of a progress file in its header: "batc"."""
-LAYOUT: Final = 4
+LAYOUT: Final = 5
 """Version of its tables."""
 LOCK_S: Final = 0.2
 """Time for which the lock is waited for: of runs that open a new file together, one is to win."""

@@ -18,6 +18,7 @@ from functools import lru_cache
 from itertools import repeat
 from typing import Any, Final, cast
 
+from ..engines.row_threads import join
 from ..failures import letter_text
 from ..identity.inputs import hash_inputs
 from ..progress.commit import Committed, Key, Letter
@@ -25,13 +26,11 @@ from ..progress.store import Progress
 from ..sources.base import Source, Window
 from ..sources.keys import keys_of
 from ..types.columns import Columns, Kinds
+from .failures import Row
 from .plan import Plan
-from .verdicts import Row
 
 WINDOW: Final = 2048
 """Rows that are read, and looked up, at once."""
-PATIENCE: Final = 10.0
-"""Time for a source to answer when a run ends (s): it may wait for a network."""
 CACHED: Final = 32
 """Chunks of committed results that are kept decoded."""
 
@@ -104,11 +103,11 @@ class Reader:
         """Request one more window."""
         self._asked.release()
 
-    def close(self) -> None:
-        """End the thread."""
+    def close(self, deadline: float) -> None:
+        """End the thread, or leave it if its source has not answered by then (s)."""
         self._closed = True
         self._asked.release()
-        self._thread.join(PATIENCE)
+        join([self._thread], deadline)
 
     def _run(self) -> None:
         try:

@@ -313,20 +313,19 @@ def test_items_are_made_and_results_taken_row_by_row(tmp_path: Path) -> None:
 
 
 def test_rows_go_to_the_model_of_their_key(tmp_path: Path) -> None:
-    built: list[str] = []
+    built: list[int] = []
 
-    class Model:
-        def __init__(self, key: str) -> None:
-            built.append(key)
-            self.key = key
+    class Models:
+        def __init__(self) -> None:
+            built.append(1)
 
-        def __call__(self, texts: list[str]) -> list[str]:
-            assert {text[-1] for text in texts} == {self.key}
-            return [f"{self.key}: {text}" for text in texts]
+        def __call__(self, texts: list[str], key: str) -> list[str]:
+            assert {text[-1] for text in texts} == {key}
+            return [f"{key}: {text}" for text in texts]
 
     rows, dest = rows_of(100), tmp_path / "out.parquet"
-    run(Model, rows, dest, route=lambda text: text[-1], max_models=10, batch_size=8)
-    assert sorted(built) == list("0123456789")
+    run(Models, rows, dest, route=lambda text: text[-1], batch_size=8)
+    assert built == [1]
     assert [row["length"] for row in read(dest)] == [f"{n % 10}: text {n}" for n in range(100)]
 
 
