@@ -43,13 +43,3 @@ class Commit:
     letters: list[Letter] = field(default_factory=list)  # of phase `source`
     # values to be put under these names together with the rows
     notes: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def size(self) -> int:
-        """Number of rows."""
-        return len(self.rows) + len(self.failed) + len(self.filtered) + len(self.letters)
-
-    @property
-    def nbytes(self) -> int:
-        """Rough size of the values."""
-        return 0 if self.values is None else self.values.nbytes
