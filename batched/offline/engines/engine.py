@@ -15,7 +15,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -36,12 +35,10 @@ from ..._function.function import Batcher, BatchFunction
 from ..._runtime.async_backend import ends_current_task
 from ..._runtime.timer_thread import daemon_thread
 from ..._services.failures import is_memory_error
-from ...errors import BatchFunctionError, BatchSizeMismatch, TimeLimitExceeded
+from ...errors import BatchFunctionError, TimeLimitExceeded
 from ..failures import has_error
 from ..step import Auto, Step
 from .sizes import AutoSize
-
-_logger = logging.getLogger("batched")
 
 _FAILURES: Final = 3
 """Calls that fail before a batch is given up: the batch and its two halves."""
@@ -185,7 +182,6 @@ class Engine:
         self.closed = False
         """Whether no further call begins."""
         self._holds = True
-        self._warned: set[str] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None  # of the loop
 
@@ -306,12 +302,6 @@ class Engine:
         if not self.closed:
             self._on_fatal(error)
 
-    def warn_once(self, message: str, *values: object) -> None:
-        """Log a warning, unless it was logged before."""
-        if message not in self._warned:
-            self._warned.add(message)
-            _logger.warning(message, *values)
-
     # the end
 
     def build(self) -> None:
@@ -327,10 +317,6 @@ class Engine:
         done.wait()
         if (failed := self.workers[0].failed) is not None:
             raise failed
-
-    def reserve(self) -> None:
-        """Reserve room for one worker, before another step takes all of the cluster."""
-        self.workers[0].reserve()
 
     def stop(self) -> None:
         """Let no further call begin. Never block; can be called several times."""
@@ -464,15 +450,10 @@ class _Run:
 
     def _isolates(self, error: BaseException) -> bool:
         """Return whether the halves of a failed part are tried."""
-        engine = self._engine
-        step = engine.step
+        step = self._engine.step
         if self._over is not None or not step.isolate_errors:
             return False
         self._failures += 1
-        if isinstance(error, BatchSizeMismatch):
-            engine.warn_once("%s; it is called with fewer items, down to one", error)
-        if isinstance(error, TimeLimitExceeded):
-            engine.warn_once("%s; its rows are called again in parts", error)
         if self._isolating or step.call_retry.is_service_fault(error):
             return self._isolating
         # no call has succeeded

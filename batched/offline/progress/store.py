@@ -149,9 +149,10 @@ class Progress(Database):
         """Whether nothing is committed."""
         return not self._query("select 1 from rows limit 1")
 
-    def drop_steps(self, step: int) -> None:
-        """Drop the rows and values of `step` and of all later steps."""
+    def drop_steps(self, step: int, notes: Mapping[str, Any]) -> None:
+        """Drop the rows and values of `step` and of all later steps, and store notes."""
         with self.transaction() as conn:
+            _put(conn, notes)
             conn.execute("delete from rows where step >= ?", (step,))
             conn.execute("delete from chunks where step >= ?", (step,))
 

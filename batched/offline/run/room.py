@@ -20,12 +20,11 @@ from ..._services.failures import error_text
 from ...errors import RunStopped
 from ..engines.engine import ISOLATING, TRIAL, Engine, Unprepared, WorkerClosed
 from ..engines.row_threads import RowThreads
-from ..failures import has_error
 from ..report import StepCounts
 from ..step import Step
 from ..types.columns import Columns, Values
 from ..types.values import describe_kind
-from .failures import Failures, Row
+from .failures import Failure, Failures, Row
 
 AHEAD: Final = 33
 """Batches whose rows may be in a step."""
@@ -185,6 +184,8 @@ class Room:
             try:
                 args, item = self._item(row)
                 some, items = groups.setdefault(args, ([], []))
+            except WorkerClosed as closed:
+                self._end([row], [0], [closed])
             except self._caught as error:
                 self._end([row], [0], [Unprepared(error)])
             else:
@@ -221,56 +222,36 @@ class Room:
         """Take the outcomes of rows."""
         now = perf_counter()
         self._out -= len(rows)
-        if self._trial is not None and rows[0] is self._trial:
-            self._end_trial(rows[0], outcomes[0], now)
-            return
+        is_trial = rows[0] is self._trial
+        if is_trial:
+            self._trial = None
+        is_probe = rows[0] is self.failures.probe
+        good: list[Row] = []
+        back: list[Row] = []
+        failed: list[Failure] = []
         for row, outcome in zip(rows, outcomes, strict=True):
-            row.result = outcome
             row.attempts += 1
-        if not has_error(outcomes):
-            self.failures.note([], worked=True, now=self.engine.succeeded)
-            self._finish(rows)
-            return
-        failures, good, back = [], [], []
-        for row in rows:
-            error, row.result = row.result, None
-            if not isinstance(error, BaseException):
-                row.result = error
+            if not isinstance(outcome, BaseException):
+                row.result = outcome
                 good.append(row)
-            elif isinstance(error, WorkerClosed):
+            elif isinstance(outcome, WorkerClosed):  # it was not computed
                 row.attempts -= 1
                 back.append(row)
-            elif isinstance(error, Unprepared):
-                self._end_unprepared(row, error, back)
+            elif isinstance(outcome, Unprepared) and not is_probe:
+                self.dead.append((row, "preprocess", outcome.error))
             else:
-                failures.append((row, error))
-        self.waiting.extendleft(reversed(back))
-        if failures or good:
-            if good:
-                now = self.engine.succeeded
-            self.failures.note(failures, worked=bool(good), now=now)
-        self._finish(good)
-
-    def _end_unprepared(self, row: Row, error: Unprepared, back: list[Row]) -> None:
-        if isinstance(error.error, WorkerClosed):  # the run ends
-            back.append(row)
-        else:
-            self.dead.append((row, "preprocess", error.error))
-
-    def _end_trial(self, row: Row, outcome: Any, now: float) -> None:
-        self._trial = None
-        error = outcome if isinstance(outcome, BaseException) else None
-        is_probe = row is self.failures.probe
-        if isinstance(error, WorkerClosed):
-            self.waiting.extendleft([] if is_probe else [row])
-            return
-        if isinstance(error, Unprepared):
-            error = error.error
-        row.attempts += 1
-        self.failures.end_trial(row, error, now)
-        if error is None and not is_probe:
-            row.result = outcome
-            self._finish([row])
+                failed.append((row, outcome))
+        if is_trial:
+            for row in good:
+                self.failures.end_trial(row, None, now)
+            for row, error in failed:
+                self.failures.end_trial(row, error, now)
+        elif good or failed:
+            moment = self.engine.succeeded if good else now
+            self.failures.note(failed, worked=bool(good), now=moment)
+        if not is_probe:
+            self.waiting.extendleft(reversed(back))
+            self._finish(good)
 
     def _finish(self, rows: list[Row]) -> None:
         """Make outputs results."""

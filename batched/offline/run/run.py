@@ -218,8 +218,8 @@ class Run:
             if room.open:
                 if room.waiting and not self._begun:  # late: nothing may have to be computed
                     self._begun = True
-                    for each in self._rooms:
-                        each.engine.reserve()
+                    for each in self._rooms:  # before one takes all of a cluster
+                        each.engine.workers[0].reserve()
                 room.feed(now, more=more, stuck=stuck)
                 wait = min(wait, room.moment - now)
             if dead := room.take_dead():

@@ -212,7 +212,7 @@ def test_a_row_that_is_committed_again_loses_its_results_of_later_steps(
 
 def test_a_step_is_forgotten_with_all_later_ones(progress: Progress) -> None:
     progress.commit([done(["a", "b"], step) for step in (0, 1, 2)] + [failed(["c"], 1)])
-    progress.drop_steps(1)
+    progress.drop_steps(1, {"key": "id"})
     assert set(progress.committed(["a", "b", "c"])) == {("a", 0), ("b", 0)}
     assert query(progress, "select count(*) from chunks") == [(1,)]
     assert progress.dead_letters() == []
