@@ -32,12 +32,7 @@ class Predictor:
     """
 
     def __init__(self, step: Step) -> None:
-        for name in ("workers", "processes", "timeout_s", "num_cpus", "num_gpus", "where"):
-            if getattr(step, name):
-                raise ValueError(
-                    f"step {step.name!r}: {name} is for runs; a predictor computes one batch at a "
-                    "time"
-                )
+        check_step(step)
         self._step = replace(step, workers=1)
         self._inbox = queue.SimpleQueue[Callable[[], object]]()
         self._engine = engine_for(self._step, _ignore)
@@ -85,6 +80,15 @@ class Predictor:
                 except queue.Empty:
                     pass
         return [results[number] for number in range(len(rows))]
+
+
+def check_step(step: Step) -> None:
+    """Raise a ValueError if a step has a setting that only a run can follow."""
+    for name in ("workers", "processes", "timeout_s", "num_cpus", "num_gpus", "where"):
+        if getattr(step, name):
+            raise ValueError(
+                f"step {step.name!r}: {name} is for runs; a predictor computes one batch at a time"
+            )
 
 
 def _ignore(_: BaseException) -> None:

@@ -172,6 +172,8 @@ class Engine:
         function = BatchFunction(function.func, "static", step.is_coroutine, options)
         parts = parts._replace(function=function, requests=requests, execution=self)  # type: ignore[arg-type]  # it runs batches as `Execution` does
         self._batcher = Batcher(parts)
+        # a call that hangs must not hold up the end of the program
+        self._batcher.runtime.finishes_at_exit = False
         self._mine = threading.local()  # the worker of this thread
         self._free = list(workers)  # workers without a thread
         self._lock = threading.Lock()  # guards the next fields
@@ -331,17 +333,17 @@ class Engine:
         A call in a thread cannot be ended, and is left to its daemon thread.
         """
         self.stop()
-        killed = [worker.kill() for worker in self.workers]
         if self._loop is not None:
             with suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self._ended.set)
             if self._thread is not threading.current_thread() and self._thread is not None:
                 self._thread.join(_KILL_S)
         elif not self.step.is_coroutine:
-            runtime, deadline = self._batcher.runtime, perf_counter() + _KILL_S
-            while any(killed) and self.running and perf_counter() < deadline:
-                time.sleep(_POLL_S)
-            runtime.abort("its run has ended")
+            deadline = perf_counter() + _KILL_S
+            if self.running and max([worker.kill() for worker in self.workers]):
+                while self.running and perf_counter() < deadline:
+                    time.sleep(_POLL_S)
+            self._batcher.runtime.abort("its run has ended")
         for worker in self.workers:
             worker.close()
 
