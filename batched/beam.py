@@ -75,9 +75,9 @@ class ModelHandler(base.ModelHandler):  # type: ignore[misc]  # Beam has no type
         env_vars: Mapping[str, str] | None = None,
         **settings: Any,
     ) -> None:
-        """Check the settings: those of Beam's handlers, and `settings` of `offline.Step`.
+        """Check the settings of Beam's handlers, and `settings` of `offline.Step`.
 
-        Settings for runs alone, such as `workers`, are refused. A class is built once per process;
+        Settings for runs alone, like `workers`, are refused. A class is built once per process;
         with `large_model`, it is built once per machine, and with `model_copies`, it is built that
         many times.
         """

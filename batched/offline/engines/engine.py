@@ -176,7 +176,7 @@ class Engine:
         self._batcher.runtime.finishes_at_exit = False
         self._mine = threading.local()  # the worker of this thread
         self._free = list(workers)  # workers without a thread
-        self._lock = threading.Lock()  # guards the next fields
+        self._lock = threading.RLock()  # guards the counts, and the start of the loop
         self.batches = 0  # that have ended
         self.seconds = 0.0  # time of these batches (s)
         self.trials_only = False
@@ -185,6 +185,7 @@ class Engine:
         """Whether no further call begins."""
         self._holds = True
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._ended: asyncio.Event  # of the loop
         self._thread: threading.Thread | None = None  # of the loop
 
     @property
@@ -247,11 +248,12 @@ class Engine:
         if not self.step.is_coroutine:
             function(*args)
             return
-        if self._thread is None:
-            begun = threading.Event()
-            self._thread = daemon_thread(f"{self.step.name}-loop", self._serve, begun)
-            self._thread.start()
-            begun.wait()
+        with self._lock:
+            if self._thread is None:
+                begun = threading.Event()
+                self._thread = daemon_thread(f"{self.step.name}-loop", self._serve, begun)
+                self._thread.start()
+                begun.wait()
         if self._loop is not None:
             with suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(function, *args)
@@ -486,7 +488,7 @@ class _Run:
 class _Calls(Execution):
     """Calls for batches whose owners are no instances."""
 
-    def _function(self, _: Batch) -> Callable[..., Any]:
+    def _function(self, batch: Batch) -> Callable[..., Any]:  # noqa: ARG002  # as in any execution
         return self.func
 
 

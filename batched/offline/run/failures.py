@@ -6,7 +6,7 @@ The module has no thread, clock or I/O. The rules:
    heap, and holds up no other. Before the last call, which searches for the rows that fail,
    another row must have succeeded since the row failed; else the row is held.
 2. A row that has failed for good is held until a row succeeds. Then it is a dead letter or, if it
-   failed only together with others, it is called once more in a search.
+   failed only together with other rows, it is called once more in a search.
 3. The step is in doubt if a batch is given up, and nothing has succeeded since it began; if `FIRST`
    rows have failed and none has succeeded in this run, or `LATER` rows in a row; if a service has
    failed in `FIRST` batches in a row; or if only held rows are left. It then gets no batch, only
@@ -71,7 +71,7 @@ class Row:
         self.values = values  # by name of a column that steps read
         self.number = number  # place in the source, from 0
         self.attempts = 0  # outcomes of the row in this step
-        self.faults = 0  # those that were errors of a service
+        self.faults = 0  # outcomes that were errors of a service
         self.failed_at = -math.inf  # when it last failed by an error of a service (s)
         self.isolating = False  # whether its next failure is searched to the end
         self.result: Any = None  # output of this step's function, then the result of the step
@@ -113,8 +113,8 @@ class Failures:
         self._silent_since = math.inf  # moment of the first failure since the last success (s)
         # since the last success: rows that failed by their own errors, failures of a service
         self.alone = self._refused = 0
-        # of this doubt: trials, rows other than the probe that failed by their own errors, such
-        # failures of the probe, and failures of a service
+        # of this doubt: trials; failures of rows and of the probe by their own errors; failures of
+        # the service
         self._trials = self._tried = self._probe_errors = self._outages = 0
         self._told = False  # whether the outage was logged
 
@@ -172,7 +172,7 @@ class Failures:
             self.trial_at = now
 
     def doubt_held(self, now: float) -> None:
-        """Note that no row is left but those that are held."""
+        """Note that only held rows are left."""
         if self.held:
             self._begin_doubt(now)
 

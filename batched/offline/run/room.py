@@ -27,9 +27,9 @@ from ..types.values import describe_kind
 from .failures import Failure, Failures, Row
 
 AHEAD: Final = 33
-"""Batches whose rows may be in a step."""
+"""Most batches of rows in a step."""
 AHEAD_BY_LENGTH: Final = 64
-"""The same where items have lengths, so that similar ones are found."""
+"""The same where items have lengths, so that items of similar length are found."""
 TOGETHER: Final = 16
 """Most rows in one task of a row thread."""
 CHUNK: Final = 2048
@@ -64,8 +64,8 @@ class Room:
         (*_, column) = step.inputs
         self._column = None if len(step.inputs) > 1 or engine.takes_features else column
         # errors of the user's code that cost one row, also where they would end a thread
-        beside = self._prepares is not None or self._finishes is not None
-        self._caught = BaseException if beside else Exception
+        on_threads = self._prepares is not None or self._finishes is not None
+        self._caught = BaseException if on_threads else Exception
         options = step.parts.function.options
         policy, slots = options.policy, engine.slots
         varies = options.item_length is not None or engine.takes_features
@@ -80,7 +80,7 @@ class Room:
         self.open = 0  # rows that have entered and have not ended
         self.waiting: deque[Row] = deque()  # rows that the engine does not have yet
         self._out = 0  # rows that the engine has, or that are being prepared
-        self._preparing = 0  # those that are being prepared
+        self._preparing = 0  # rows that are being prepared
         self._trial: Row | None = None  # row that is being tried
         self.dead: list[Dead] = []  # rows that have failed for good
         self.done: list[Row] = []  # rows with results that wait for the next commit
@@ -114,7 +114,7 @@ class Room:
 
     @property
     def moment(self) -> float:
-        """Moment at which `feed` is due, whatever happens (s)."""
+        """Moment at which `feed` is due, without any event (s)."""
         failures = self.failures
         tries = failures.doubt and self._trial is None
         return min(failures.next_moment(), failures.trial_at if tries else math.inf)

@@ -317,6 +317,27 @@ def test_a_class_of_a_coroutine_function_has_time_limits_and_no_processes() -> N
         step_of(Client, processes=True)
 
 
+def test_rows_that_several_threads_submit_first_run_on_one_loop() -> None:
+    loops: set[Any] = set()
+    together = threading.Barrier(4)
+
+    async def fn(items: list[int]) -> list[int]:
+        loops.add(asyncio.get_running_loop())
+        return items
+
+    with running(fn, batch_size=1) as (submitter, outcomes):
+
+        def submit(row: int) -> None:
+            together.wait(SOON)
+            submitter.submit([row])
+
+        threads = [threading.Thread(target=submit, args=(row,)) for row in range(4)]
+        for thread in threads:
+            thread.start()
+        assert sorted(outcomes.get(timeout=SOON).results[0] for _ in range(4)) == [0, 1, 2, 3]
+    assert len(loops) == 1
+
+
 def class_of(init: Any, kind: Any) -> Any:
     """Return a class with that constructor, called as `kind` calls."""
 
