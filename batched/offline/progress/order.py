@@ -28,7 +28,7 @@ class SourceOrder:
         twice: list[int] = []
         noted = list(keys)
         last = first + len(noted) - 1
-        with self._database.transaction() as conn:
+        with self._database.transaction(synced=False) as conn:
             statement = "select key from source where row between ? and ? order by row"
             standing = conn.execute(statement, (first, last)).fetchall()
             if [key for (key,) in standing] == noted:  # as an earlier run has noted them
