@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import threading
@@ -18,11 +19,11 @@ import pyarrow.parquet as pq
 from batched import offline
 from batched.errors import RunStopped
 from batched.offline.engines.engine import Engine
-from batched.offline.engines.processes import ProcessWorker
 from batched.offline.progress.store import Progress
 from batched.offline.run import room as _room
 from batched.offline.run import run as _run
 from batched.offline.sources import base as _window
+from offline_steps import spawned_by
 
 pytestmark = pytest.mark.once
 
@@ -384,18 +385,21 @@ def test_errors_of_rows_and_of_the_service_in_the_only_batch_cost_their_rows(
 def test_a_second_interrupt_leaves_no_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    killed: list[ProcessWorker] = []
-    kill = ProcessWorker.kill
+    begun = tmp_path / "begun"
 
-    def note(place: ProcessWorker) -> bool:
-        killed.append(place)
-        return kill(place)
+    def hang(items: list[int]) -> list[int]:
+        begun.touch()
+        threading.Event().wait()
+        return items
 
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(ProcessWorker, "kill", note)
+    def interrupt(_: offline.Snapshot) -> None:
+        if begun.exists():
+            raise KeyboardInterrupt
+
     monkeypatch.setattr(_run.Run, "_finish_running", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        run(same, rows_of(10), tmp_path / "out.parquet", processes=True, workers=2)
-    assert len(killed) == 2
+        run(hang, rows_of(10), tmp_path / "out.parquet", processes=True, watch=interrupt)
+    assert not spawned_by(os.getpid())
