@@ -25,8 +25,8 @@ with needs("batched.beam", "beam"):
     from apache_beam.metrics import Metrics  # pyright: ignore[reportMissingImports]
     from apache_beam.ml.inference import base  # pyright: ignore[reportMissingImports]
 
-    from .offline import Auto, Retry, Step
-    from .offline.predictor import Predictor
+    from .offline import Step
+    from .offline.predictor import Predictor, check_step
 
 __all__ = ["FailedPrediction", "ModelHandler"]
 
@@ -69,45 +69,24 @@ class ModelHandler(base.ModelHandler):  # type: ignore[misc]  # Beam has no type
         self,
         fn: Callable[..., Any],
         *,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-        batch_size: int | Auto | None = None,
-        length: Callable[[Any], float] | None = None,
-        max_batch_tokens: int | None = None,
-        retry: Retry | None = None,
-        preprocess: Callable[[Any], Any] | None = None,
-        postprocess: Callable[[Any], Any] | None = None,
-        outage_s: float = 600.0,
-        isolate_errors: bool = True,
         large_model: bool = False,
         model_copies: int | None = None,
         max_batch_duration_secs: int | None = None,
         env_vars: Mapping[str, str] | None = None,
+        **settings: Any,
     ) -> None:
-        """Check the settings.
+        """Check the settings of Beam's handlers, and `settings` of `offline.Step`.
 
-        Arguments up to `isolate_errors` are settings of `offline.Step`. The last four are settings
-        of Beam's handlers. A class is built once per process; with `large_model`, it is built once
-        per machine, and with `model_copies`, it is built that many times.
+        Settings for runs alone, like `workers`, are refused. A class is built once per process;
+        with `large_model`, it is built once per machine, and with `model_copies`, it is built that
+        many times.
         """
-        self._step = Step(
-            fn,
-            input="item",
-            output="result",
-            args=args,
-            kwargs=kwargs or {},
-            batch_size=batch_size,
-            length=length,
-            max_batch_tokens=max_batch_tokens,
-            retry=retry or Retry(),
-            preprocess=preprocess,
-            postprocess=postprocess,
-            outage_s=outage_s,
-            isolate_errors=isolate_errors,
-        )
+        self._step = Step(fn, input="item", output="result", **settings)
+        check_step(self._step)
         options = self._step.parts.function.options
         if options.features:
-            self._step = replace(self._step, preprocess=partial(_features_of, preprocess))
+            prepare = partial(_features_of, self._step.preprocess)
+            self._step = replace(self._step, preprocess=prepare)
         window = options.policy.batch_size
         if options.features or options.item_length:
             window *= _AHEAD

@@ -157,7 +157,7 @@ def bare_loop(source: Path, dest: Path, together: int) -> int:
             for first in range(0, window.size, together):
                 some = slice(first, first + together)
                 found = columns.read(values[some])
-                done = [(*row, 1) for row in zip(keys[some], hashes[some], strict=True)]
+                done = list(zip(keys[some], hashes[some], strict=True))
                 progress.commit([Commit(0, done, found)])
             rows += window.size
         progress.order.end(rows)

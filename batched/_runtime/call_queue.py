@@ -322,6 +322,16 @@ class CallQueue(ABC):
         with self._lock:
             self._closed = self._scheduler.draining = False
 
+    def adjust(self, *, draining: bool, batch_size: int) -> None:
+        """Say whether batches leave that are not full, and how many items fill a batch."""
+        with self._lock:
+            self._scheduler.draining = draining or self._closed
+            self._scheduler.resize(batch_size)
+            if waiting := self._scheduler.waiting:
+                self._alarm = AWAKE
+        if waiting:
+            self._call_worker()
+
     def drain(self, loop: object = None) -> None:
         """Wait until the closed runtime has ended every call and every worker, or is open again.
 

@@ -43,7 +43,8 @@ def settle(scheduler: Scheduler, outcomes: Outcomes) -> Settled:
             ended.append(request)
             continue
         if request.on_part is not None:
-            parts.append((request, start, [result] * (stop - start) if failed else result))
+            each = result if request.listed and not failed else [result] * (stop - start)
+            parts.append((request, start, each))
         elif failed:
             request.error = result
             scheduler.cancel(request)

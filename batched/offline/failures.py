@@ -12,6 +12,7 @@ def has_error(results: Iterable[object]) -> bool:
     return any(issubclass(kind, BaseException) for kind in set(map(type, results)))
 
 
-def letter_text(phase: str, error: str, lines: str = "") -> str:
+def letter_text(phase: str, error: str, lines: str = "", attempts: int = 0) -> str:
     """Return the JSON by which a progress file keeps an error; `lines` are its traceback."""
-    return orjson.dumps({"phase": phase, "error": error, "traceback": lines}).decode()
+    letter = {"phase": phase, "error": error, "traceback": lines, "attempts": attempts}
+    return orjson.dumps(letter).decode()

@@ -23,9 +23,9 @@ from .results.export import progress_path
 from .results.local import Result, Stamp
 from .results.merge import Merge
 from .results.opening import open_result
-from .run.coordinator import Coordinator
 from .run.plan import Plan
 from .run.reader import Kept
+from .run.run import Run
 from .sources.opening import open_source
 from .step import Auto, Step
 from .types.columns import Columns
@@ -148,9 +148,9 @@ class Pipeline:
             )
             for step in self.steps
         ]
-        first = 0 if resume_from_last is False else len(steps)
+        asked = 0 if resume_from_last is False else len(steps)  # first step to be computed anew
         if resume_step is not None:
-            first = self._find(resume_step)
+            asked = self._find(resume_step)
         path = progress_path(dest, progress)
         if not path.parent.is_dir():
             raise ResultError(f"the folder {path.parent} does not exist; create it first")
@@ -166,7 +166,7 @@ class Pipeline:
                     progress=path,
                 )
                 prints = [fingerprint(step) for step in self.steps]
-                first = min(first, _first_to_compute(store, prints, on_mismatch, key))
+                first = min(asked, _first_to_compute(store, prints, on_mismatch, key))
                 names = [keep] if isinstance(keep, str) else None if keep is None else list(keep)
                 plan = Plan(steps, key)
                 kept = Kept(names, plan, is_typed=result.is_typed)
@@ -174,12 +174,15 @@ class Pipeline:
                 merge = Merge(opened, store, columns, names, key=key, keep_failed=failed == "keep")
                 merge.check(result)
                 opened.windows([*plan.columns, *(names or [])])  # refuses a missing column
-                # after all checks, because it may drop committed results
-                store.drop_steps(first)
-                store.put_all({"key": key, "steps": prints})
+                # after all checks, because it may drop committed results; the same call goes on
+                # after an interruption, and does not drop them again
+                anew = None if asked == len(steps) else [asked, prints]
+                if anew is not None and store.get("anew") == anew:
+                    first = len(steps)
+                store.drop_steps(first, {"key": key, "steps": prints, "anew": anew})
                 store.clear_letters("source")  # each run counts them anew
                 watching = watcher(watch, path, result.path)
-                work = Coordinator(
+                work = Run(
                     plan, opened, store, kept, engine, self.max_failed, row_threads, watching.update
                 )
                 return _execute(work, merge, kept, result, path, watching)
@@ -271,7 +274,7 @@ def _columns(steps: Sequence[dict[str, Any]]) -> list[Any]:
 
 
 def _execute(
-    work: Coordinator, merge: Merge, kept: Kept, result: Result, path: Path, watching: Watcher
+    work: Run, merge: Merge, kept: Kept, result: Result, path: Path, watching: Watcher
 ) -> Report:
     """Run all rows through all steps, and write the result. `path`: the progress file."""
     stopped, cause = "", None
@@ -281,6 +284,7 @@ def _execute(
         work.check_results()
         watching.update(work.snapshot(), "writing")
         _write(work, merge, kept, result)
+        merge.progress.put_all({"anew": None})
         state = "done"
     except RunStopped as end:
         stopped, state, cause = str(end), "stopped", end.__cause__
@@ -301,7 +305,7 @@ def _execute(
     return report
 
 
-def _write(work: Coordinator, merge: Merge, kept: Kept, result: Result) -> None:
+def _write(work: Run, merge: Merge, kept: Kept, result: Result) -> None:
     """Write the result, unless it is there."""
     store, files = merge.progress, merge.source.files
     merged = {

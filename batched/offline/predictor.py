@@ -1,30 +1,30 @@
 """Predictor: a step without a run, for pipelines of other libraries that hand over rows.
 
-It drives the step's stage as the coordinator of a run does, in the thread that calls: the same
-batches, splits, retries and verdicts. Nothing is committed.
+It drives the room of the step as a run does, in the thread that calls: the same batches, splits,
+retries and verdicts. Nothing is committed.
 """
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from .engines import Outcome
-from .engines.threads import CallerEngine
-from .run.stage import Stage
-from .run.verdicts import Row
+from .engines import engine_for
+from .run.failures import Row
+from .run.room import Room
 from .step import Step
 
 
 class Predictor:
     """A step that is ready to compute: its class is built here, once.
 
-    Rows of one call run together, one batch after another, in the thread that calls; calls from
-    several threads wait for each other. The batch size that fits memory is kept from call to call.
+    Rows of one call run together, one batch after another; calls from several threads wait for each
+    other. The batch size that fits memory is kept from call to call.
 
     Raises:
         ValueError: the step has a setting that only a run can follow.
@@ -32,19 +32,14 @@ class Predictor:
     """
 
     def __init__(self, step: Step) -> None:
-        for name in ("workers", "processes", "timeout_s", "num_cpus", "num_gpus", "where"):
-            if getattr(step, name):
-                raise ValueError(
-                    f"step {step.name!r}: {name} is for runs; a predictor computes one batch at a "
-                    "time in the thread that calls it"
-                )
+        check_step(step)
         self._step = replace(step, workers=1)
-        self._outcomes: list[Outcome] = []
-        self._engine = CallerEngine(self._step, self._outcomes.append)
-        weakref.finalize(self, self._engine.close, 0.0)
+        self._inbox = queue.SimpleQueue[Callable[[], object]]()
+        self._engine = engine_for(self._step, _ignore)
+        weakref.finalize(self, self._engine.close)
         self._lock = threading.Lock()  # held while rows are computed
-        self._engine.start()
-        self._stage = Stage(0, self._step, self._engine)
+        self._engine.build()
+        self._room = Room(0, self._step, self._engine, self._inbox.put, None)
 
     def rows(self, rows: Sequence[Mapping[str, Any]]) -> list[Any | BaseException]:
         """Return the result of each row, or the exception in its place.
@@ -53,40 +48,48 @@ class Predictor:
             RunStopped: nothing succeeds any more: the function is broken, or its service is away.
         """
         with self._lock:
-            stage = self._stage
             try:
-                return self._compute(
-                    stage, [Row(n, (), dict(row), n) for n, row in enumerate(rows)]
-                )
-            except BaseException:  # rows wait in the old stage
-                self._stage = Stage(0, self._step, self._engine)
-                self._stage.verdicts.sample = stage.verdicts.sample
-                self._stage.verdicts.failed_alone = stage.verdicts.failed_alone
+                return self._compute([Row(n, (), dict(row), n) for n, row in enumerate(rows)])
+            except BaseException:  # rows are left in the room, or on their way to it
+                before = self._room.failures
+                self._inbox = queue.SimpleQueue()
+                self._room = Room(0, self._step, self._engine, self._inbox.put, None)
+                after = self._room.failures
+                after.probe, after.alone = before.probe, before.alone
                 raise
 
-    def _compute(self, stage: Stage, rows: Sequence[Row]) -> list[Any]:
+    def _compute(self, rows: Sequence[Row]) -> list[Any]:
         """Return the result of each row, or its error."""
-        verdicts = stage.verdicts
+        room = self._room
         results: dict[int, Any] = {}
-        stage.enter(rows, time.perf_counter())
-        while stage.open:
-            now = time.perf_counter()
-            if unprepared := stage.take_unprepared(len(rows)):
-                stage.admit(*stage.transform.prepare(unprepared), now)
-            stage.dispatch(now, drain=True)
-            outcomes, self._outcomes[:] = self._outcomes[:], []
-            ended: list[Row] = []
-            dead = stage.take_dead()
-            for outcome in outcomes:
-                good, failed = stage.transform.finish(stage.end(outcome, time.perf_counter()))
-                ended += good
-                dead += failed
-            if ended:
-                verdicts.sample = verdicts.sample or ended[0].copy()
-            results.update((row.number, row.result) for row in ended)
+        room.enter(rows)
+        while room.open:
+            room.feed(time.perf_counter(), more=False, stuck=False)
+            done, room.done = room.done, []
+            dead = room.take_dead()
+            results.update((row.number, row.result) for row in done)
             results.update((row.number, error) for row, _, error in dead)
-            stage.note_ended(ok=len(ended), failed=len(dead))
-            stage.check()
-            if not (outcomes or dead):
-                time.sleep(max(0.0, min(1.0, verdicts.next_moment() - time.perf_counter())))
+            if done and room.failures.probe is None:
+                room.failures.probe = done[0].copy()
+            room.note_ended(ok=len(done), failed=len(dead))
+            room.check()
+            if room.open and not done and not dead:
+                wait = max(0.0, min(1.0, room.moment - time.perf_counter()))
+                try:
+                    self._inbox.get(timeout=wait)()
+                except queue.Empty:
+                    pass
         return [results[number] for number in range(len(rows))]
+
+
+def check_step(step: Step) -> None:
+    """Raise a ValueError if a step has a setting that only a run can follow."""
+    for name in ("workers", "processes", "timeout_s", "num_cpus", "num_gpus", "where"):
+        if getattr(step, name):
+            raise ValueError(
+                f"step {step.name!r}: {name} is for runs; a predictor computes one batch at a time"
+            )
+
+
+def _ignore(_: BaseException) -> None:
+    """Ignore that a worker cannot be built: `Engine.build` has raised its error."""

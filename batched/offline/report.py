@@ -30,7 +30,7 @@ class DeadLetter(TypedDict):
     error: str
     """Type and text of the error, as "ValueError: bad row"."""
     attempts: int
-    """Calls of the function with this row."""
+    """Times that the row was tried. A search for the rows that fail in a batch is one time."""
     traceback: str
     """Lines of the traceback; empty if there is none."""
 

@@ -105,12 +105,8 @@ class Step:
     false enters no later step, and is not in the result.
     """
     route: Callable[[Any], str] | None = field(default=None, kw_only=True)
-    """Function of one row's input that returns a key. Rows of one key run together. A function gets
-    the key after the list. A class is built for each key, with the key before its other arguments.
-    """
-    max_models: int = field(default=1, kw_only=True)
-    """Instances that each worker keeps of a class with `route`; the least recently used one is
-    dropped.
+    """Function of one row's input that returns a key. Rows of one key run together. The function,
+    or the instance of the class, gets the key after the list.
     """
     num_cpus: float | None = field(default=None, kw_only=True)
     """CPUs of each worker that is an actor of Ray; None: the setting of the engine."""
@@ -144,9 +140,8 @@ class Step:
             elif which == "input" or not isinstance(self.output, Mapping):
                 given[which] = tuple(given[which])
             self._check_columns(which, given[which])
-        for which in ("workers", "max_models"):
-            if given[which] is not None:
-                check_whole(f"step {name!r}: {which}", given[which])
+        if self.workers is not None:
+            check_whole(f"step {name!r}: workers", self.workers)
         for which in ("num_cpus", "num_gpus", "outage_s", "timeout_s"):
             check_amount(f"step {name!r}: {which}", given[which] or 0)
         address = getattr(getattr(self.fn, "__wrapped__", None), "address", None)
@@ -193,11 +188,6 @@ class Step:
         return any(map(inspect.iscoroutinefunction, (func, func.__call__)))
 
     @property
-    def models(self) -> int:
-        """Instances that each worker keeps of a class with `route`; 0: the step has none."""
-        return self.max_models if inspect.isclass(self.fn) and self.route is not None else 0
-
-    @property
     def call_retry(self) -> Retry:
         """Retries by the run: none if the function itself repeats its calls."""
         by_itself = getattr(self.fn, "retries_itself", False)
@@ -230,9 +220,7 @@ class Step:
                 batch_size=REFILLS * policy.batch_size,
                 max_batch_tokens=None if tokens is None else REFILLS * tokens,
             )
-        options = replace(
-            options, policy=policy, steps=None, dedupe=False, isolate_errors=self.isolate_errors
-        )
+        options = replace(options, policy=policy, steps=None, isolate_errors=self.isolate_errors)
         if isinstance(self.fn, BatchedCallable):
             function = replace(parts_of(self.fn).function, options=options)
         else:
@@ -247,10 +235,9 @@ class Step:
         is_class = inspect.isclass(func)
         if self.parts.function.options.spreads:
             return  # the keyword arguments are known only with the first row
-        key = ("key",) if self.route is not None else ()
-        first = () if is_class else (["items"],)
+        first = () if is_class else (["items"], *["key"] * (self.route is not None))
         try:
-            inspect.signature(func).bind(*first, *key, *self.args, **self.kwargs)
+            inspect.signature(func).bind(*first, *self.args, **self.kwargs)
         except TypeError as error:
             raise TypeError(
                 f"step {self.name!r}: {error}; args= and kwargs= are given "

@@ -81,3 +81,23 @@ def test_a_cancelled_call_drops_the_items_that_wait() -> None:
     fn.shutdown()
     assert ended == {}
     assert fn.stats.total_processed == 1
+
+
+def test_a_batch_that_is_held_leaves_when_its_owner_says_so_or_when_fewer_items_fill_it() -> None:
+    sizes: list[int] = []
+
+    @batched.dynamically(batch_size=8, flush="window", timeout_ms=1e9)
+    def note(items: list[int]) -> list[int]:
+        sizes.append(len(items))
+        return items
+
+    runtime = note._batcher.runtime
+    with note:
+        third = note._batcher.outcomes([0, 1, 2], Ended())
+        runtime.adjust(draining=True, batch_size=8)
+        third.result(BOUND)
+        runtime.adjust(draining=False, batch_size=8)
+        last = note._batcher.outcomes(range(4), Ended())
+        runtime.adjust(draining=False, batch_size=2)
+        last.result(BOUND)
+    assert sizes == [3, 2, 2]

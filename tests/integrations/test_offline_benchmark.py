@@ -28,13 +28,13 @@ def source(tmp_path: Path) -> Path:
     return path
 
 
-def committed(path: Path, source: Path) -> dict[object, tuple[str, int, int]]:
+def committed(path: Path, source: Path) -> dict[object, tuple[str, int]]:
     """Return status, hash of the input and attempts of every row, by key and step."""
     keys = pq.read_table(source)["id"].to_pylist()
     progress = Progress(path)
     found = progress.committed(keys)
     progress.close()
-    return {key: (row.status, row.input, row.attempts) for key, row in found.items()}
+    return {key: (row.status, row.input) for key, row in found.items()}
 
 
 @pytest.mark.parametrize("together", [64, 2048])

@@ -12,18 +12,15 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from batched._collate.arguments import Arguments, Binder
-from batched._core.request import Batch, Request
 from batched.offline import Step
-from batched.offline.engines import Engine, Outcome, engine_for
+from batched.offline.engines import engine_for
 from batched.offline.engines.cluster import Ray
-
-NO_ARGUMENTS = Arguments((), {})
-BINDER = Binder(lambda items, key: items, "fn", leading=1)
+from batched.offline.engines.engine import ISOLATING, Failed, WorkerClosed
 
 SOON = 30.0
 """Longest wait for an event that comes at once (s)."""
@@ -111,57 +108,72 @@ def step_of(func: Callable[..., Any], **settings: Any) -> Step:
     return Step(func, **{"input": "n", "output": "m", **settings})
 
 
-def batch_of(rows: list[Any], arguments: Arguments = NO_ARGUMENTS) -> Batch:
-    """Return a batch of one request a row, as a stage forms it."""
-    slices = [(Request(row, 1, arguments), 0, 1) for row in rows]
-    return Batch(slices, len(slices), "full", 0.0)
+@dataclass
+class Outcome:
+    """Results or errors of rows that were submitted together, or the error of a worker."""
+
+    results: list[Any]
+    fatal: BaseException | None = None
 
 
-def routed(key: str, rows: list[Any]) -> Batch:
-    """Return a batch of one routing key, which equal keys share as requests of a step do."""
-    return batch_of(rows, BINDER.bind((key,), {}))
+class Submitter:
+    """An engine that computes rows which are submitted together as soon as a worker is free.
 
+    Rows that were not computed are not reported.
+    """
 
-def close(engine: Engine, seconds: float = SOON) -> None:
-    """Close `engine`; its running calls may take this time (s)."""
-    engine.close(time.perf_counter() + seconds)
+    def __init__(self, step: Step, ray: Ray | None = None) -> None:
+        self.outcomes: SimpleQueue[Outcome] = SimpleQueue()
+        self.engine = engine_for(step, lambda error: self.outcomes.put(Outcome([], error)), ray)
+        self.engine.hold(holds=False)
+
+    def submit(self, rows: list[Any], *args: Any, isolating: bool = False) -> None:
+        found: dict[int, Any] = {}
+        lock = threading.Lock()
+
+        def ended(places: list[int], outcomes: list[Any]) -> None:
+            with lock:
+                for place, each in zip(places, outcomes, strict=True):
+                    found[place] = each.error if isinstance(each, Failed) else each
+                results = [found[place] for place in sorted(found)]
+                if len(found) == len(rows) and WorkerClosed not in map(type, results):
+                    self.outcomes.put(Outcome(results))
+
+        self.engine.trials_only = False
+        self.engine.submit([*rows], ended, args, ISOLATING if isolating else None)
 
 
 @contextmanager
 def running(
     func: Callable[..., Any], ray: Ray | None = None, **settings: Any
-) -> Iterator[tuple[Engine, SimpleQueue[Outcome]]]:
+) -> Iterator[tuple[Submitter, SimpleQueue[Outcome]]]:
     """Start an engine, and yield it with the queue of its outcomes."""
-    outcomes: SimpleQueue[Outcome] = SimpleQueue()
-    engine = engine_for(step_of(func, **settings), outcomes.put, ray)
-    engine.start()
+    submitter = Submitter(step_of(func, **{"batch_size": 1024, **settings}), ray)
     try:
-        yield engine, outcomes
+        yield submitter, submitter.outcomes
     finally:
-        close(engine)
+        submitter.engine.close()
 
 
 def outcome(func: Callable[..., Any], rows: list[Any], **settings: Any) -> Outcome:
     """Return the outcome of one batch of `rows`."""
     isolating = settings.pop("isolating", False)
-    with running(func, **settings) as (engine, outcomes):
-        engine.submit(batch_of(rows), isolating=isolating)
+    with running(func, **settings) as (submitter, outcomes):
+        submitter.submit(rows, isolating=isolating)
         return outcomes.get(timeout=SOON)
 
 
-def results(done: Outcome) -> list[Any]:
-    """Return the results of `done` in the order of its batch."""
-    assert done.batch is not None
-    found = {id(each[0]): result for each, result in zip(done.slices, done.results, strict=True)}
-    return [found[id(each[0])] for each in done.batch.slices]
+def results(func: Callable[..., Any], rows: list[Any], **settings: Any) -> list[Any]:
+    """Return the results or errors of one batch of `rows`."""
+    return outcome(func, rows, **settings).results
 
 
-def ask(engine: Engine, outcomes: SimpleQueue[Outcome], *batches: Batch) -> list[Any]:
+def ask(submitter: Submitter, *batches: list[Any]) -> list[Any]:
     """Return the results of batches that are submitted one after another."""
     found = []
-    for batch in batches:
-        engine.submit(batch)
-        found += results(outcomes.get(timeout=SOON))
+    for rows in batches:
+        submitter.submit(rows)
+        found += submitter.outcomes.get(timeout=SOON).results
     return found
 
 

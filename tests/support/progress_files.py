@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from batched.offline.failures import letter_text
 from batched.offline.progress.commit import Commit, Key
 from batched.offline.progress.store import Progress
 from batched.offline.types.columns import Columns
@@ -25,13 +26,13 @@ def results(keys: Sequence[Key], values: Sequence[Any], step: int = 0, hashed: i
     """Return a commit of rows with these results, all of which fit."""
     read = Columns(["out"]).read(values)
     assert not read.misfits
-    return Commit(step, [(key, hashed, 1) for key in keys], read)
+    return Commit(step, [(key, hashed) for key in keys], read)
 
 
 def failed(keys: Sequence[Key], step: int = 0, hashed: int = 7) -> Commit:
     """Return a commit of rows that failed."""
-    error = '{"phase": "inference", "error": "ValueError: bad row", "traceback": "File ..."}'
-    return Commit(step, failed=[(key, hashed, 3, error) for key in keys])
+    error = letter_text("inference", "ValueError: bad row", "File ...", 3)
+    return Commit(step, failed=[(key, hashed, error) for key in keys])
 
 
 def outputs(progress: Progress, keys: Sequence[Key]) -> dict[tuple[Key, int], Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import inspect
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -17,10 +16,8 @@ from ..._core.request import Batch, Request
 from ..._execution.attempts import finish_now
 from ..._execution.execution import never
 from ..._execution.memory import is_out_of_memory
-from ..._services.failures import error_text
 from ..._steps.execution import run_steps
 from ..._steps.rows import AnyRow, Row
-from ...errors import RemoteError
 from ..step import Step, in_steps, unwrap
 
 
@@ -28,7 +25,7 @@ def build(step: Step) -> Callable[..., Any]:
     """Return the function with its extra arguments, or a new instance of the class."""
     func, args, kwargs = unwrap(step.fn), step.args, step.kwargs
     if inspect.isclass(func):
-        built: Any = _Models(step) if step.models else func(*args, **kwargs)
+        built: Any = func(*args, **kwargs)
         return built  # type: ignore[no-any-return]  # `Step` has checked that it is callable
     if in_steps(step.fn):
         return _ListFunction(step)
@@ -134,30 +131,3 @@ class _ListSource:
 
     def stall(self) -> None:
         """Do nothing: a run shows its progress."""
-
-
-class _Models:
-    """Instances of a class, one for each routing key; the least recently used one is dropped."""
-
-    def __init__(self, step: Step) -> None:
-        self._step = step
-        self._models: dict[str, Callable[..., Any]] = {}  # least recently used first
-        self._failed: dict[str, RemoteError] = {}  # keys without an instance, which cannot be built
-
-    def __call__(self, items: list[Any], key: str) -> Any:
-        models, failed, step = self._models, self._failed, self._step
-        if key not in models and key not in failed:
-            if len(models) == step.models:
-                del models[next(iter(models))]
-                gc.collect()  # a model may be part of a circle; its memory is needed now
-            try:
-                models[key] = unwrap(step.fn)(key, *step.args, **step.kwargs)
-            except Exception as error:
-                if step.call_retry.is_service_fault(error):
-                    raise
-                # not as a memory error, for which the size of the batch is no reason
-                failed[key] = RemoteError(*error_text(error))
-        if key in failed:
-            raise failed[key].with_traceback(None)
-        models[key] = model = models.pop(key)
-        return model(items)

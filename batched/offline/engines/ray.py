@@ -23,7 +23,6 @@ import logging
 import socket
 import sys
 import threading
-from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
@@ -34,10 +33,11 @@ from typing import Any, ClassVar, Final
 
 from ..._connect.frames import Message
 from ..._connect.pipe import Answer, value_of
+from ..._services.failures import error_text
 from ...errors import TimeLimitExceeded, WorkerDied
 from ..step import Step
 from .cluster import Ray, import_ray
-from .engine import Worker, WorkerClosed, note_loss, time_limit_exceeded
+from .engine import Worker, WorkerClosed, time_limit_exceeded
 from .function import pickle_step
 from .processes import WorkerKilled
 from .serving import Server, pickled
@@ -104,7 +104,7 @@ class _Served(Server):
 class _Actor:
     """An actor, as the driver knows it."""
 
-    def __init__(self, handle: Any, payload: Any, models: int) -> None:
+    def __init__(self, handle: Any, payload: Any) -> None:
         self.handle = handle
         self.present = handle.__ray_ready__.remote()  # answered once the actor has its resources
         self.built = handle.answer.remote(payload)  # answered once the function is built
@@ -112,7 +112,6 @@ class _Actor:
         self.calls: list[Any] = []  # calls that the actor has not answered, in their order
         self.repeated: Any = None  # its last call, if that is made again
         self.freed = 0.0  # moment of the last answer (s)
-        self.keys = deque[Any](maxlen=models)  # routing keys of its instances
 
 
 class ActorPool(Worker):
@@ -124,7 +123,6 @@ class ActorPool(Worker):
     def __init__(self, step: Step, settings: Ray) -> None:
         super().__init__(step)
         workers = step.workers or 1
-        self.keys = deque(maxlen=step.models * workers)
         self._settings = replace(
             settings,
             num_cpus=settings.num_cpus if step.num_cpus is None else step.num_cpus,
@@ -162,10 +160,9 @@ class ActorPool(Worker):
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Return the output of the function in an actor."""
         data = pickled((args, kwargs), inf)
-        key = args[1] if self.step.models else None
-        reply = self._ask(data, key)
+        reply = self._ask(data)
         while reply is None:
-            reply = self._ask(data, key, again=True)
+            reply = self._ask(data, again=True)
         return value_of(*reply)
 
     def kill(self) -> bool:
@@ -180,7 +177,7 @@ class ActorPool(Worker):
             for actor in [*self._actors]:
                 self._drop(actor)
 
-    def _ask(self, data: Message, key: object, *, again: bool = False) -> Any:
+    def _ask(self, data: Message, *, again: bool = False) -> Any:
         """Return the reply of an actor; None if the actor is lost, and by another fault perhaps.
 
         Raises:
@@ -188,7 +185,7 @@ class ActorPool(Worker):
             WorkerDied: the call was made again, and its actor was lost during the call.
         """
         with self._changed:
-            actor = self._claim(key)
+            actor = self._claim()
             probe = actor.handle.__ray_ready__.remote() if again else None
             reference = actor.handle.answer.remote(data)
             actor.calls.append(reference)
@@ -220,7 +217,7 @@ class ActorPool(Worker):
                 actor.freed = perf_counter()
                 self._changed.notify_all()
 
-    def _claim(self, key: object) -> _Actor:
+    def _claim(self) -> _Actor:
         """Return the actor for a call, as soon as there is one; `_changed` is held."""
         while True:
             self.make_ready()
@@ -234,11 +231,7 @@ class ActorPool(Worker):
             if free:
                 break
             self._changed.wait(_POLL)
-        # an actor that has the model; else one with few models, and few calls
-        actor = min(free, key=lambda e: (key not in e.keys, len(e.keys), len(e.calls)))
-        if key not in actor.keys:
-            actor.keys.append(key)
-        return actor
+        return min(free, key=lambda each: len(each.calls))
 
     def _add(self) -> None:
         ray, settings = import_ray(), self._settings
@@ -251,7 +244,7 @@ class ActorPool(Worker):
             runtime_env=None if settings.runtime_env == known else deepcopy(settings.runtime_env),
             max_restarts=0,  # the driver replaces actors
         ).remote(self.step.name, sys.path)  # where the driver finds modules
-        self._actors.append(_Actor(handle, self._payload, self.step.models))
+        self._actors.append(_Actor(handle, self._payload))
 
     def _drop(self, actor: _Actor) -> None:
         """End `actor`. Ray ends an actor that waits for room once no reference to it is left."""
@@ -305,7 +298,11 @@ class ActorPool(Worker):
         if not self._actors:
             raise failed
         self._count -= 1
-        note_loss(self.step, failed)
+        _logger.warning(
+            "step %r goes on with a worker less, which could not be built: %s",
+            self.step.name,
+            error_text(failed).error,
+        )
 
     def _get(self, reference: Any) -> Any:
         """Return an answer that is there.

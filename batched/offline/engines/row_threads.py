@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
+from time import perf_counter
 from typing import Any, Final
-
-from .engine import join
 
 ROW_THREADS: Final = min(32, (os.cpu_count() or 1) + 4)
 """Default number of row threads, as in `concurrent.futures`."""
@@ -48,3 +47,10 @@ class RowThreads:
         for task in iter(self._tasks.get, None):
             task()
             del task  # rows may be large, and the next wait long
+
+
+def join(threads: Sequence[threading.Thread], deadline: float) -> None:
+    """Wait until all of `threads` that have started end, or until `deadline` (s)."""
+    for thread in threads:
+        if thread.ident is not None:
+            thread.join(max(0.0, deadline - perf_counter()))

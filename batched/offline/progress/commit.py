@@ -9,8 +9,8 @@ from typing import Any, Literal, NamedTuple
 from ..types.columns import Values
 
 Key = str | int
-Ended = tuple[Key, int, int]
-"""A row that has ended: its key, the hash of its input, its attempts."""
+Ended = tuple[Key, int]
+"""A row that has ended: its key, the hash of its input."""
 Status = Literal["ok", "failed", "filtered"]
 
 
@@ -21,8 +21,6 @@ class Committed(NamedTuple):
     chunk: int | None  # None: it has no value
     place: int | None  # in the chunk
     input: int  # hash of the values that the step read
-    attempts: int
-    error: str | None  # JSON
 
 
 class Letter(NamedTuple):
@@ -40,18 +38,8 @@ class Commit:
     step: int
     rows: list[Ended] = field(default_factory=list)  # in the order of `values`
     values: Values | None = None  # of `rows`
-    failed: list[tuple[Key, int, int, str]] = field(default_factory=list)  # ..., error as JSON
+    failed: list[tuple[Key, int, str]] = field(default_factory=list)  # ..., error as JSON
     filtered: list[Ended] = field(default_factory=list)  # ended by the step's `where`
     letters: list[Letter] = field(default_factory=list)  # of phase `source`
     # values to be put under these names together with the rows
     notes: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def size(self) -> int:
-        """Number of rows."""
-        return len(self.rows) + len(self.failed) + len(self.filtered) + len(self.letters)
-
-    @property
-    def nbytes(self) -> int:
-        """Rough size of the values."""
-        return 0 if self.values is None else self.values.nbytes

@@ -5,7 +5,8 @@
 2. Threads share the connection, one at a time. Nothing else opens the file: a second descriptor of
    this process, once closed, would take the locks along (POSIX). A small file next to it names the
    owner, for the error of a second run. The lock may not hold on a disk of a network.
-3. A transaction is on disk once it is committed (`synchronous`).
+3. A transaction is on disk once it is committed (`synchronous`), but for the order of the source,
+   which is there with the next commit of rows.
 4. A file that is no progress file is read, and not written.
 5. No cursor is kept in a variable: a traceback that somebody keeps would keep it, and a connection
    with a statement is not closed, so that the next run would find the file locked.
@@ -28,7 +29,7 @@ from ...errors import RunLocked, RunMismatch
 
 APPLICATION: Final = 0x62617463
 """Mark of a progress file in its header: "batc"."""
-LAYOUT: Final = 4
+LAYOUT: Final = 5
 """Version of its tables."""
 LOCK_S: Final = 0.2
 """Time for which the lock is waited for: of runs that open a new file together, one is to win."""
@@ -136,9 +137,13 @@ class Database:
                 raise OSError(number, f"{reason} ({error})", str(self.path)) from error
 
     @contextmanager
-    def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Run the statements of this thread as one transaction."""
+    def transaction(self, *, synced: bool = True) -> Iterator[sqlite3.Connection]:
+        """Run the statements of this thread as one transaction.
+
+        Unless it is `synced`, it is on disk only with the next one that is.
+        """
         with self.use() as conn:
+            conn.execute(f"pragma synchronous = {'full' if synced else 'normal'}")
             conn.execute("begin immediate")
             try:
                 yield conn

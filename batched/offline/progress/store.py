@@ -33,23 +33,22 @@ PAGE: Final = 1000
 Phase = Literal["source", "output"]
 """Origin of a letter: the row could not be read, or the result cannot hold the row."""
 # `run`: notes. `rows`: one row of the source in one step. `chunks`: values. `source`: the order of
-# the source. `noted`: the same for the latest rows. `letters`: dead letters that belong to no step
+# the source. `letters`: dead letters that belong to no step
 _TABLES: Final = """
 create table run(name primary key, value) without rowid;
-create table rows(key, step, status, chunk, place, input, attempts, error, primary key(key, step))
+create table rows(key, step, status, chunk, place, input, error, primary key(key, step))
     without rowid;
 create index failed on rows(step) where status = 'failed';
 create table chunks(id integer primary key, step, kind, bytes, data blob);
 create table source(row integer primary key, key);
 create unique index source_key on source(key);
-create table noted(row integer primary key, keys);
 create table letters(phase, row, key, error, primary key(phase, row)) without rowid
 """
-_LETTERS: Final = "select row, key, null, 0, error from letters where phase = "
+_LETTERS: Final = "select row, key, null, error from letters where phase = "
 # all dead letters: rows that were not read, rows that failed in a step, rows without an output
 _DEAD: Final = (
     f"{_LETTERS} 'source' union all "
-    "select null, key, step, attempts, error from rows indexed by failed "
+    "select null, key, step, error from rows indexed by failed "
     f"where status = 'failed' union all {_LETTERS} 'output' limit {PAGE} offset ?"
 )
 
@@ -68,12 +67,8 @@ class Progress(Database):
         """
         super().__init__(path, _TABLES)
         self._replaced = False  # whether rows were replaced: chunks may have lost their last row
-        try:
-            self.order = SourceOrder(self)
-            """Order of the source; the reader adds to it."""
-        except BaseException:
-            super().close()
-            raise
+        self.order = SourceOrder(self)
+        """Order of the source; the reader adds to it."""
 
     # --- notes
 
@@ -107,13 +102,12 @@ class Progress(Database):
                 chunks.append((step, rows[:count], stored))
                 del rows[:count]
         ended = [
-            (key, commit.step, status, None, None, hashed, attempts, error[0] if error else None)
+            (key, commit.step, status, None, None, hashed, error[0] if error else None)
             for commit in commits
             for status, some in (("failed", commit.failed), ("filtered", commit.filtered))
-            for key, hashed, attempts, *error in some
+            for key, hashed, *error in some
         ]
         with self.transaction() as conn:
-            self.order.save(conn)
             for commit in commits:
                 _put(conn, commit.notes)
                 _add_letters(conn, "source", commit.letters)
@@ -123,8 +117,8 @@ class Progress(Database):
                 self._store(
                     conn,
                     [
-                        (key, step, "ok", number, place, hashed, attempts, None)
-                        for place, (key, hashed, attempts) in enumerate(rows)
+                        (key, step, "ok", number, place, hashed, None)
+                        for place, (key, hashed) in enumerate(rows)
                     ],
                 )
             self._store(conn, ended)
@@ -143,7 +137,7 @@ class Progress(Database):
         with self.use() as conn:
             for some in windows(keys):
                 rows = conn.execute(
-                    "select key, step, status, chunk, place, input, attempts, error from rows "
+                    "select key, step, status, chunk, place, input from rows "
                     f"where key in ({marks(some)})",
                     some,
                 ).fetchall()
@@ -155,9 +149,10 @@ class Progress(Database):
         """Whether nothing is committed."""
         return not self._query("select 1 from rows limit 1")
 
-    def drop_steps(self, step: int) -> None:
-        """Drop the rows and values of `step` and of all later steps."""
+    def drop_steps(self, step: int, notes: Mapping[str, Any]) -> None:
+        """Drop the rows and values of `step` and of all later steps, and store notes."""
         with self.transaction() as conn:
+            _put(conn, notes)
             conn.execute("delete from rows where step >= ?", (step,))
             conn.execute("delete from chunks where step >= ?", (step,))
 
@@ -249,14 +244,13 @@ class Progress(Database):
         attempts, phase, error and traceback.
         """
         page = self._query(_DEAD, first)
-        names = "row", "key", "step", "attempts"
-        return [{**dict(zip(names, row, strict=False)), **json.loads(row[4])} for row in page]
+        names = "row", "key", "step"
+        return [{**dict(zip(names, row, strict=False)), **json.loads(row[3])} for row in page]
 
     def close(self) -> None:
         """Drop chunks without rows, close the file, and release its lock."""
         # an error does no harm: a later run works without these changes, or makes them
         with suppress(OSError):
-            self.order.write()
             if self._replaced:
                 with self.transaction() as conn:
                     conn.execute(

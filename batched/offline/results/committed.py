@@ -2,11 +2,8 @@
 
 1. The chunk of each row and step, and the place there, are in a file without a name next to the
    progress file: 8 bytes for each row and step.
-2. A chunk is read once, and dropped after its last row. If more than `CACHE_BYTES` of chunks would
-   be in use at once, since the source is in another order, all values are first spilled to a second
-   file, by range of source rows: in two passes each chunk is read once, then each piece. Finding
-   the order takes 40 bytes of memory for each row and step. Without the second file, a source in
-   another order would read nearly all chunks again for each window.
+2. Up to `CACHE_BYTES` of chunks are kept in memory, the latest ones. A source in another order than
+   that of the run reads chunks again.
 """
 
 from __future__ import annotations
@@ -20,13 +17,10 @@ import numpy as np
 
 from ..progress.store import Progress
 from ..types.columns import Kinds
-from ..types.packing import join, pack, unpack
 from ..types.values import Kind, read_column
 
 CACHE_BYTES: Final = 128 << 20
 """Bytes of chunks that are kept in memory for later rows."""
-RANGE_BYTES: Final = 16 << 20
-"""Bytes of the values in one range of source rows, and of values that are spilled at once."""
 QUERY_ROWS: Final = 1 << 15
 """Source rows that are looked up at once."""
 
@@ -41,8 +35,6 @@ class Committed:
         self._progress = progress
         self._rows = rows = progress.source_rows
         self._cache: dict[int, Columns] = {}  # by chunk
-        self._pieces: list[tuple[int, int]] = []  # offset and length in the spill file
-        self._file = tempfile.TemporaryFile(dir=progress.path.parent)  # noqa: SIM115
         with tempfile.TemporaryFile(dir=progress.path.parent) as file:
             at = np.memmap(file, np.int32, "w+", shape=(2, steps * rows + 1))
         self._chunks, self._places = at[:, :-1]  # by position; chunk 0: there is no value
@@ -51,15 +43,10 @@ class Committed:
             flat = np.fromiter(chain.from_iterable(found), np.int64, 4 * len(found))
             row, step, chunk, place = flat.reshape(-1, 4).T
             at[:, step * rows + row] = chunk, place
-        self._measure(progress.chunk_sizes())
-        # bytes in use for other rows, beyond the cache: they would be read again
-        waste = 0.0
-        for first in range(0, len(self._chunks), QUERY_ROWS):
-            chunks = self._chunks[first : first + QUERY_ROWS]
-            used = self._row_bytes[chunks].sum()
-            waste += max(0.0, self._sizes[np.unique(chunks)].sum() - used - CACHE_BYTES)
-        if waste > self._sizes.sum():
-            self._spill()
+        sizes = progress.chunk_sizes()
+        self._left = np.bincount(self._chunks)  # values to be read
+        self._sizes = np.array([sizes.get(chunk, 0) for chunk in range(len(self._left))])
+        self._row_bytes = self._sizes / self._left.clip(1)
 
     def find(self, first: int, size: int) -> tuple[Any, Any]:
         """Return, for each row from `first` on, if all steps have a value, and the size (bytes)."""
@@ -71,7 +58,18 @@ class Committed:
 
         Rows without a value are left out. A value can be read once.
         """
-        return self._read(step * self._rows + rows)
+        positions = step * self._rows + rows
+        chunks = self._chunks[positions]
+        for part in _groups(chunks):
+            chunk = int(chunks[part[0]])
+            columns = self._cache.pop(chunk, None) or self._progress.chunk(chunk)
+            self._left[chunk] -= len(part)
+            if self._left[chunk]:
+                self._cache[chunk] = columns
+                while len(self._cache) > 1 and self._sizes[list(self._cache)].sum() > CACHE_BYTES:
+                    del self._cache[next(iter(self._cache))]
+            places = self._places[positions[part]]
+            yield part, [pick(column, places) for column in columns]
 
     def final_kinds(self, step: int, columns: int) -> list[Kind]:
         """Return the kinds of the columns of a step.
@@ -88,59 +86,11 @@ class Committed:
             of_step = slice(step * self._rows, (step + 1) * self._rows)
             chunks, places = self._chunks[of_step], self._places[of_step]
             for part in _groups(chunks):
-                for kind, column in zip(kinds, self._load(int(chunks[part[0]])), strict=True):
+                for kind, column in zip(
+                    kinds, self._progress.chunk(int(chunks[part[0]])), strict=True
+                ):
                     kind.add(read_column(pick(column, places[part]))[1])
         return [kind.final() for kind in kinds]
-
-    def close(self) -> None:
-        """Delete the spill file."""
-        self._file.close()
-
-    def _read(self, positions: Any) -> Iterator[tuple[Any, Columns]]:
-        chunks = self._chunks[positions]
-        for part in _groups(chunks):
-            chunk = int(chunks[part[0]])
-            columns = self._cache.pop(chunk, None) or self._load(chunk)
-            self._left[chunk] -= len(part)
-            if self._left[chunk]:
-                self._cache[chunk] = columns
-                while len(self._cache) > 1 and self._sizes[list(self._cache)].sum() > CACHE_BYTES:
-                    del self._cache[next(iter(self._cache))]
-            places = self._places[positions[part]]
-            yield part, [pick(column, places) for column in columns]
-
-    def _load(self, chunk: int) -> Columns:
-        if not self._pieces:
-            return self._progress.chunk(chunk)
-        offset, length = self._pieces[chunk - 1]
-        self._file.seek(offset)
-        return unpack(self._file.read(length))
-
-    def _measure(self, sizes: dict[int, int]) -> None:
-        """Count the rows of each chunk; `sizes` are the bytes of chunks."""
-        self._left = np.bincount(self._chunks)  # values to be read
-        self._sizes = np.array([sizes.get(chunk, 0) for chunk in range(len(self._left))])
-        self._row_bytes = self._sizes / self._left.clip(1)
-
-    def _spill(self) -> None:
-        """Write all values to a file by range of source rows; each piece becomes a chunk."""
-        span = 1 + len(self._chunks) * RANGE_BYTES // int(self._sizes.sum())  # positions of a range
-        pieces: list[tuple[int, int]] = []
-        order = np.flatnonzero(self._chunks)
-        order = order[np.lexsort((self._chunks[order], order // self._rows))]  # by step, then chunk
-        batches = np.cumsum(self._row_bytes[self._chunks[order]]) // RANGE_BYTES
-        ends = np.flatnonzero(np.diff(batches + order // self._rows)) + 1
-        for batch in np.split(order, ends):
-            parts, columns = zip(*self._read(batch), strict=True)
-            positions = batch[np.concatenate(parts)]
-            joined = list(map(join, zip(*columns, strict=True)))
-            for some in _groups(1 + positions // span):
-                data = pack([pick(column, some) for column in joined])
-                pieces.append((self._file.tell(), self._file.write(data)))
-                self._chunks[positions[some]] = len(pieces)
-                self._places[positions[some]] = np.arange(len(some))
-        self._pieces = pieces
-        self._measure({piece: length for piece, (_, length) in enumerate(pieces, 1)})
 
 
 def pick(column: Any, places: Any) -> Any:

@@ -9,13 +9,13 @@
    letters of phase `output` of this result; their values stay committed. Text takes all values.
 4. A row never gets the result of another one: the keys that are read now must be the keys that the
    run has read, and the files must be unchanged until the result appears.
-5. At most `PIECE_BYTES` of results are joined at once, and each chunk is read once.
+5. At most `PIECE_BYTES` of results are joined at once, and chunks are read as they come.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
@@ -90,32 +90,30 @@ class Merge:
         names = [*filter(self._is_kept, kept if schema is None else schema.names)]
         self._kinds = dict.fromkeys([*names, *self._last_steps, *[ERROR] * self.keep_failed])
         columns: Any = list(self._kinds)
-        with closing(Committed(self.progress, len(self.columns))) as values:
-            if result.is_typed:
-                known = {name: without_empty(kind.final()) for name, kind in kept.items()}
-                known |= {field.name: field.type for field in schema or ()}
-                known |= {ERROR: "str"} | self._kinds_of_steps(values)
-                self._kinds = {name: known[name] for name in columns}
-                columns = pa.schema(
-                    [(name, arrow_type(kind)) for name, kind in self._kinds.items()]
-                )
-            rows = result.create(columns)
-            try:
-                read = [*names, *filter(None, [self.key])]
-                for window in self.source.windows(read, WINDOW_ROWS, required=[]):
-                    self._check_rows(window)
-                    for piece, letters in self._join(window, values):
-                        if letters:
-                            self.progress.add_letters("output", letters)
-                            note_letters(letters)
-                        rows.write(pa.table(piece, columns) if result.is_typed else piece)
+        values = Committed(self.progress, len(self.columns))
+        if result.is_typed:
+            known = {name: without_empty(kind.final()) for name, kind in kept.items()}
+            known |= {field.name: field.type for field in schema or ()}
+            known |= {ERROR: "str"} | self._kinds_of_steps(values)
+            self._kinds = {name: known[name] for name in columns}
+            columns = pa.schema([(name, arrow_type(kind)) for name, kind in self._kinds.items()])
+        rows = result.create(columns)
+        try:
+            read = [*names, *filter(None, [self.key])]
+            for window in self.source.windows(read, WINDOW_ROWS, required=[]):
+                self._check_rows(window)
+                for piece, letters in self._join(window, values):
+                    if letters:
+                        self.progress.add_letters("output", letters)
+                        note_letters(letters)
+                    rows.write(pa.table(piece, columns) if result.is_typed else piece)
+            rows.close()
+            self.source.check_unchanged()
+            return result.publish(note)
+        finally:
+            with suppress(Exception):  # most likely of a full disk
                 rows.close()
-                self.source.check_unchanged()
-                return result.publish(note)
-            finally:
-                with suppress(Exception):  # most likely of a full disk
-                    rows.close()
-                result.abort()
+            result.abort()
 
     @cached_property
     def _last_steps(self) -> dict[str, int]:

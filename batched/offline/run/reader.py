@@ -12,26 +12,24 @@ is a row with the key of an earlier row, and a row with a value that the result 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import repeat
-from typing import Any, Final, cast
+from typing import Any, Final
 
+from ..engines.row_threads import join
 from ..failures import letter_text
 from ..identity.inputs import hash_inputs
-from ..progress.commit import Committed, Key, Letter
+from ..progress.commit import Committed, Letter
 from ..progress.store import Progress
 from ..sources.base import Source, Window
 from ..sources.keys import keys_of
 from ..types.columns import Columns, Kinds
+from .failures import Row
 from .plan import Plan
-from .verdicts import Row
 
 WINDOW: Final = 2048
 """Rows that are read, and looked up, at once."""
-PATIENCE: Final = 10.0
-"""Time for a source to answer when a run ends (s): it may wait for a network."""
 CACHED: Final = 32
 """Chunks of committed results that are kept decoded."""
 
@@ -104,11 +102,11 @@ class Reader:
         """Request one more window."""
         self._asked.release()
 
-    def close(self) -> None:
-        """End the thread."""
+    def close(self, deadline: float) -> None:
+        """End the thread, or leave it if its source has not answered by then (s)."""
         self._closed = True
         self._asked.release()
-        self._thread.join(PATIENCE)
+        join([self._thread], deadline)
 
     def _run(self) -> None:
         try:
@@ -140,74 +138,54 @@ class Reader:
 
     def _find(self, window: Window) -> Reading:
         """Return the rows of a window by the steps that they lack."""
-        plan, steps = self._plan, len(self._plan.steps)
+        plan, faults = self._plan, window.faults
         keys = keys_of(window, plan.key)
         columns = [window.values(name) for name in plan.source]
         hashes = {names: hash_inputs(window, names) for names in set(plan.depends)}
         if self._source.schema is None:
             self._kept.check(window)
-        faults = window.faults
         usable = [None if place in faults else key for place, key in enumerate(keys)]
-        for place in self._progress.order.note(window.first, usable if faults else keys):
+        for place in self._progress.order.note(window.first, usable):
             window.note_fault(
                 place,
                 f"the key {keys[place]!r} stands twice in the source, here and in an earlier row; "
                 "each row needs a key of its own",
             )
+        found = Reading(window.size, rows=[[] for _ in plan.steps])
+        known = [] if self._first else [key for key in usable if key is not None]
+        committed = self._progress.committed(known)
         inputs = zip(*[hashes[names] for names in plan.depends], strict=True)
-        values: Iterable[dict[str, Any]]
-        if len(columns) == 1:
-            (name,) = plan.source
-            values = [{name: value} for value in columns[0]]
-        else:
-            values = map(dict, map(zip, repeat(plan.source), zip(*columns, strict=True)))
-        found = Reading(window.size, rows=[[] for _ in range(steps)])
-        rows: Iterable[Row] = map(
-            Row,
-            cast("list[Key]", keys),
-            inputs,
-            values,
-            range(window.first, window.first + window.size),
-        )
-        if faults:
-            for place, why in sorted(faults.items()):
-                number = window.first + place
-                text = letter_text("source", why)
-                found.letters.append(Letter(number, keys[place], text))
-            rows = (row for place, row in enumerate(rows) if place not in faults)
-        committed = (
-            {}
-            if self._first
-            else self._progress.committed([key for key in usable if key is not None])
-        )
-        if not committed:
-            found.rows[0] = list(rows)
-            return found
-        for row in rows:
-            self._look_up(row, committed, found)
+        rows = zip(keys, inputs, zip(*columns, strict=True), strict=True)
+        for place, (key, hashed, values) in enumerate(rows):
+            number = window.first + place
+            if place in faults:
+                text = letter_text("source", faults[place])
+                found.letters.append(Letter(number, key, text))
+                continue
+            row = Row(key, hashed, dict(zip(plan.source, values, strict=True)), number)  # type: ignore[arg-type]  # without a key it has a fault
+            if committed:
+                self._look_up(row, committed, found)
+            else:
+                found.rows[0].append(row)
         return found
 
     def _look_up(
         self, row: Row, committed: Mapping[tuple[Any, int], Committed], found: Reading
     ) -> None:
         """Find the first step that `row` lacks."""
-        plan, steps = self._plan, len(self._plan.steps)
+        plan, ended = self._plan, False
         have: list[Committed] = []
-        ended = edited = False
         for number, hashed in enumerate(row.inputs):
             commit = committed.get((row.key, number))
-            if commit is None:
+            edited = commit is not None and commit.input != hashed
+            found.recomputed += edited
+            if commit is None or edited or commit.status == "failed":
                 break
-            edited = commit.input != hashed
-            if edited or commit.status == "failed":
-                break
-            if commit.status == "filtered":
-                ended = True
+            if ended := commit.status == "filtered":
                 break
             have.append(commit)
-        ended = ended or len(have) == steps
+        ended = ended or len(have) == len(row.inputs)
         found.skipped += ended
-        found.recomputed += edited
         if ended and len(have) <= self._sampled:
             return
         for number, commit in enumerate(have):

@@ -12,7 +12,6 @@ import threading
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 import numpy
@@ -22,21 +21,18 @@ pytest.importorskip("pyarrow")
 pytest.importorskip("cloudpickle")
 
 import batched
-from batched._core.request import Batch
 from batched._execution.memory import is_out_of_memory
-from batched._function.batched import parts_of
 from batched._services.failures import error_text
 from batched.errors import RemoteError, TimeLimitExceeded, WorkerDied
-from batched.offline.engines import Outcome, engine_for
+from batched.offline.engines import engine_for
 from batched.offline.engines.processes import WorkerKilled
 from batched.offline.retry import Retry
 from offline_steps import (
     SOON,
+    Outcome,
     Process,
     Unpicklable,
     ask,
-    batch_of,
-    close,
     double,
     fail,
     faulty,
@@ -44,7 +40,6 @@ from offline_steps import (
     note_threads,
     outcome,
     raise_unpicklable,
-    results,
     running,
     spawned_by,
     step_of,
@@ -58,16 +53,16 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals")
 def _nothing_is_left() -> Iterator[None]:
     note_threads()
     yield
-    assert not leftovers()
+    wait_until(lambda: not leftovers())
 
 
-def in_process(func: Callable[..., Any], rows: list[Any], **settings: Any) -> Any:
+def in_process(func: Callable[..., Any], rows: list[Any], **settings: Any) -> Outcome:
     return outcome(func, rows, processes=True, **settings)
 
 
 def test_a_function_runs_in_a_process_that_is_kept() -> None:
-    with running(Process, processes=True) as (engine, outcomes):
-        pids = ask(engine, outcomes, *[batch_of([1, 2])] * 3)
+    with running(Process, processes=True) as (submitter, _outcomes):
+        pids = ask(submitter, *[[1, 2]] * 3)
         assert len(set(pids)) == 1
         assert pids[:1] == spawned_by(os.getpid())
     assert pids[0] != os.getpid()
@@ -81,7 +76,7 @@ def test_lambdas_closures_and_arguments_travel() -> None:
         args=(100,),
         kwargs={"times": 10},
     )
-    assert results(done) == [130, 160]
+    assert done.results == [130, 160]
 
 
 def test_a_function_that_cannot_be_sent_is_refused_before_anything_runs() -> None:
@@ -92,7 +87,7 @@ def test_a_function_that_cannot_be_sent_is_refused_before_anything_runs() -> Non
             return items
 
     with pytest.raises(TypeError) as raised:
-        engine_for(step_of(fn, processes=True), SimpleQueue[Outcome]().put)
+        engine_for(step_of(fn, processes=True), print)
     assert str(raised.value).startswith(
         "fn, or what its args= and kwargs= hold, cannot be sent to another process (TypeError: "
     )
@@ -114,7 +109,7 @@ def test_a_function_that_its_process_cannot_import_ends_the_workers(hidden: Any)
 
 
 def test_a_row_that_its_process_cannot_make_fails_alone(hidden: Any) -> None:
-    good, bad = results(in_process(double, [1, hidden.Row()]))
+    good, bad = in_process(double, [1, hidden.Row()]).results
     assert good == 2
     assert type(bad) is ModuleNotFoundError
 
@@ -126,7 +121,7 @@ def test_large_arrays_cross_whole_and_can_be_written_to() -> None:
         return arrays
 
     rows = [numpy.zeros(size, numpy.float32) for size in (3, 1_000_000, 50_000)]
-    found = results(in_process(add_one, rows))
+    found = in_process(add_one, rows).results
     for row, result in zip(rows, found, strict=True):
         assert result.dtype == numpy.float32
         assert numpy.array_equal(result, row + 1)
@@ -134,7 +129,7 @@ def test_large_arrays_cross_whole_and_can_be_written_to() -> None:
 
 
 def test_a_text_that_names_the_main_script_crosses_like_any_other() -> None:
-    assert results(in_process(double, ["__main__"])) == ["__main__" * 2]
+    assert in_process(double, ["__main__"]).results == ["__main__" * 2]
 
 
 def test_an_error_crosses_with_its_class_its_cause_and_its_lines() -> None:
@@ -150,7 +145,7 @@ def test_errors_in_the_place_of_rows_cross_too() -> None:
         pass
 
     done = in_process(lambda items: [Local(item) if item else item for item in items], [0, 1])
-    good, bad = results(done)
+    good, bad = done.results
     assert good == 0
     assert isinstance(bad, RemoteError)
     assert str(bad) == "Local: 1"
@@ -165,8 +160,9 @@ def test_a_fault_of_a_service_is_known_across_processes() -> None:
         raise Busy("busy")
 
     done = in_process(busy, [1, 2], retry=Retry(on=(Busy,)))
-    assert [str(each) for each in done.results] == ["Busy: busy"] * 2
-    assert done.tried == [1, 1], "which is not narrowed"
+    first, second = done.results
+    assert str(first) == "Busy: busy"
+    assert first is second, "which is not narrowed"
 
 
 def test_results_that_cannot_be_sent_are_an_error_of_the_batch() -> None:
@@ -182,8 +178,7 @@ def test_memory_errors_of_a_process_split() -> None:
         return items
 
     done = in_process(small, list(range(8)))
-    assert results(done) == list(range(8))
-    assert list(done.batch.too_big) == [(8, 0), (4, 0), (4, 0)]
+    assert done.results == list(range(8))
 
 
 @pytest.mark.parametrize(
@@ -201,11 +196,9 @@ def test_memory_errors_of_a_process_split() -> None:
 def test_a_fault_costs_its_row_and_the_next_batch_runs(
     fault: str, kind: type[Exception], message: str
 ) -> None:
-    with running(faulty, processes=True, timeout_s=0.3) as (engine, outcomes):
-        engine.submit(batch_of([1, fault]))
-        engine.submit(batch_of([2, 3]))
-        good, bad = results(outcomes.get(timeout=SOON))
-        assert results(outcomes.get(timeout=SOON)) == [2, 3]
+    with running(faulty, processes=True, timeout_s=0.3) as (submitter, _outcomes):
+        good, bad = ask(submitter, [1, fault])
+        assert ask(submitter, [2, 3]) == [2, 3]
     assert good == 1
     assert type(bad) is kind
     assert message in str(bad)
@@ -214,11 +207,11 @@ def test_a_fault_costs_its_row_and_the_next_batch_runs(
 
 @pytest.mark.once
 def test_a_kill_from_outside_costs_no_row_and_the_class_is_built_again() -> None:
-    with running(Process, processes=True) as (engine, outcomes):
-        pid, _ = ask(engine, outcomes, batch_of([1, 2]))
+    with running(Process, processes=True) as (submitter, _outcomes):
+        pid, _ = ask(submitter, [1, 2])
         os.kill(pid, signal.SIGKILL)
         wait_for_end(pid)
-        assert pid not in ask(engine, outcomes, batch_of([1, 2]))
+        assert pid not in ask(submitter, [1, 2])
 
 
 @pytest.mark.once
@@ -254,13 +247,13 @@ def test_a_process_whose_pipe_another_one_holds_open_is_found_dead() -> None:
             os._exit(4)
         return items
 
-    good, bad = results(in_process(forking, [1, "fork"]))
+    good, bad = in_process(forking, [1, "fork"]).results
     assert good == 1
     assert str(bad) == "the process of forking exited with 4"
 
 
 def test_an_interrupt_of_the_terminal_is_for_the_driver_alone() -> None:
-    (session,) = results(in_process(lambda items: [os.getsid(0)], [1]))
+    (session,) = in_process(lambda items: [os.getsid(0)], [1]).results
     assert session != os.getsid(0), "Ctrl-C is for all processes of a session"
 
 
@@ -269,14 +262,9 @@ def test_features_run_in_processes_as_they_do_online() -> None:
     def fn(features: dict[str, Any]) -> dict[str, Any]:
         return {"sum": features["ids"].sum(axis=1), "same": features["ids"]}
 
-    parts = parts_of(fn)
     rows = [{"ids": numpy.arange(size)[None]} for size in (2, 4)]
-    requests = [parts.requests.parse(row, (), {}, None, None, True) for row in rows]
-    batch = Batch([(each, 0, 1) for each in requests], 2, "full", 0.0)
-    with running(fn, processes=True) as (engine, outcomes):
-        engine.submit(batch)
-        done = outcomes.get(timeout=SOON)
-    assert [each["sum"].tolist() for each in results(done)] == [[1], [6]]
+    found = in_process(fn, rows).results
+    assert [each["sum"].tolist() for each in found] == [[1], [6]]
 
 
 def test_closing_ends_a_process_that_holds_the_gil(tmp_path: Path) -> None:
@@ -287,35 +275,32 @@ def test_closing_ends_a_process_that_holds_the_gil(tmp_path: Path) -> None:
         fail("hold the GIL")
         return items
 
-    with running(holding, processes=True) as (engine, outcomes):
-        engine.submit(batch_of([1, 2]))
+    with running(holding, processes=True) as (submitter, outcomes):
+        submitter.submit([1, 2])
         wait_until(begun.exists)
-        close(engine, 0.1)
-        assert not leftovers()
+        submitter.engine.close()
+        wait_until(lambda: not leftovers())
     assert outcomes.empty()
 
 
 def test_closing_ends_a_process_that_is_being_built() -> None:
-    with running(Process, processes=True, args=("hang",)) as (engine, outcomes):
+    with running(Process, processes=True, args=("hang",)) as (submitter, outcomes):
+        submitter.submit([1])
         wait_until(lambda: bool(spawned_by(os.getpid())))
-        close(engine, 0)
-        assert not leftovers()
+        submitter.engine.close()
+        wait_until(lambda: not leftovers())
     assert outcomes.empty(), "that it was closed is no error"
 
 
 IMPORTS = """
 import os, threading
-from queue import SimpleQueue
 import batched
-from batched.offline.engines import engine_for
-from offline_steps import Process, batch_of, outcome, results, spawned_by, step_of
+from offline_steps import Process, Submitter, outcome, spawned_by, step_of
 from stage import wait_until
 """
 STARTED = """
-outcomes = SimpleQueue()
-engine = engine_for(step_of(Process, processes=True, workers=2), outcomes.put)
-engine.start()
-engine.submit(batch_of([1]))
+submitter = Submitter(step_of(Process, processes=True, workers=2, batch_size=1))
+submitter.submit([1])
 """
 
 
@@ -347,7 +332,7 @@ def test_a_script_without_a_main_guard_works_and_runs_once(tmp_path: Path) -> No
             return [Point(2 * item) for item in items]
 
         done = outcome(fn, [1, 2], processes=True)
-        print([(type(each) is Point, each.x) for each in results(done)])
+        print([(type(each) is Point, each.x) for each in done.results])
         """,
     )
     text, _ = driver.communicate(timeout=SOON)
@@ -361,9 +346,9 @@ def test_a_driver_that_is_killed_leaves_no_process(tmp_path: Path, fault: str) -
     driver = script(
         tmp_path,
         f"""{STARTED}
-outcomes.get(timeout=30)
+submitter.outcomes.get(timeout=30)
 for _ in range(2):
-    engine.submit(batch_of([{fault!r}]))
+    submitter.submit([{fault!r}])
 wait_until(lambda: len(spawned_by(os.getpid())) == 2)
 print(spawned_by(os.getpid()), flush=True)
 threading.Event().wait(60)

@@ -25,7 +25,7 @@ import ray_steps
 
 from batched import offline
 from batched.offline.engines.ray import join
-from offline_steps import ask, batch_of, close, routed, running
+from offline_steps import ask, running
 
 pytestmark = [
     pytest.mark.once,
@@ -126,39 +126,26 @@ def test_actors_that_die_while_they_have_nothing_to_do_cost_no_row(
     cluster: Any, tmp_path: Path
 ) -> None:
     log, pause = tmp_path / "log", threading.Event()
-    with running(ray_steps.Shout, RAY, args=(str(log),), workers=CPUS) as (engine, outcomes):
-        assert engine.slots == 2 * CPUS
-        while len(built := ray_steps.notes(log)) < CPUS:
+    with running(ray_steps.Shout, RAY, args=(str(log),), workers=CPUS) as (submitter, _):
+        assert submitter.engine.slots == 2 * CPUS
+        assert ask(submitter, [{"id": 0, "text": "first"}]) == ["FIRST"]
+        while len(built := [each for each in ray_steps.notes(log) if each[0] == "built"]) < CPUS:
             pause.wait(0.01)
         for _, pid in built:
             os.kill(int(pid), signal.SIGKILL)
         large = "x" * 200_000  # which Ray stores first
-        batches = [batch_of([{"id": 1, "text": text}]) for text in ("a", large)]
-        assert ask(engine, outcomes, *batches) == ["A", large.upper()]
-
-
-@pytest.mark.slow
-def test_a_batch_goes_to_the_actor_that_has_its_model(cluster: Any, tmp_path: Path) -> None:
-    log, pause = tmp_path / "log", threading.Event()
-    settings = {"workers": CPUS, "route": str, "args": (str(log),)}
-    with running(ray_steps.Keyed, RAY, **settings) as (engine, outcomes):
-        built, before = 0, -1
-        while built > before:  # until both actors are there, each key drops the model of another
-            before = built
-            keys = [f"model{number}" for number in range(CPUS)]
-            assert ask(engine, outcomes, *[routed(key, [1]) for key in keys]) == keys
-            built = len(ray_steps.notes(log))
-            pause.wait(0.05)
+        batches = [[{"id": 1, "text": text}] for text in ("a", large)]
+        assert ask(submitter, *batches) == ["A", large.upper()]
 
 
 @pytest.mark.slow
 def test_closing_ends_a_call_and_its_actor(cluster: Any, tmp_path: Path) -> None:
     log, pause = tmp_path / "log", threading.Event()
-    with running(ray_steps.Shout, RAY, args=(str(log), 1e6)) as (engine, outcomes):
-        engine.submit(batch_of([{"id": 1, "text": "a"}]))
+    with running(ray_steps.Shout, RAY, args=(str(log), 1e6)) as (submitter, outcomes):
+        submitter.submit([{"id": 1, "text": "a"}])
         while not (rows := [words for words in ray_steps.notes(log) if words[0] == "rows"]):
             pause.wait(0.01)
-        close(engine, 0)
+        submitter.engine.close()
         assert outcomes.empty()
         while Path(f"/proc/{rows[0][1]}").exists():
             pause.wait(0.01)
@@ -295,7 +282,8 @@ def test_a_folder_goes_to_the_actors_of_each_run(tmp_path: Path) -> None:
 def test_a_class_that_cannot_be_built_is_a_fatal_error(
     cluster: Any, broken: Any, message: str
 ) -> None:
-    with running(broken, RAY) as (_, outcomes):
+    with running(broken, RAY) as (submitter, outcomes):
+        submitter.submit([1])
         assert message in str(outcomes.get(timeout=200).fatal)
 
 

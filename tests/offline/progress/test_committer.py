@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 pytest.importorskip("pyarrow")
 
-from batched.offline.progress import committer as _committer
-from batched.offline.progress.commit import Commit, Key
-from batched.offline.progress.committer import Committer
-from progress_files import done, failed
+from batched.offline.progress.commit import Commit
+from batched.offline.progress.committer import WAITING, Committer
+from progress_files import done
+from stage import wait_until
 
 
 class GatedProgress:
@@ -33,20 +33,6 @@ class GatedProgress:
         self.transactions.append(list(commits))
 
 
-class Watched(Committer):
-    """A committer that tells when a thread waits for room."""
-
-    def __init__(self, full: threading.Event, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._full = full
-
-    def _fits(self, rows: int, size: int) -> bool:
-        room = super()._fits(rows, size)
-        if not room:
-            self._full.set()
-        return room
-
-
 class Gated:
     """A committer of a gated file, and its errors."""
 
@@ -54,8 +40,7 @@ class Gated:
         self.progress = GatedProgress(error)
         self.errors: list[BaseException] = []
         progress: Any = self.progress
-        self.full = threading.Event()  # a thread waits for room
-        self.committer = Watched(self.full, progress, self.errors.append)
+        self.committer = Committer(progress, self.errors.append)
 
     def open(self) -> None:
         self.progress.gate.release(1000)
@@ -74,49 +59,26 @@ def test_all_that_waits_shares_a_transaction_in_order() -> None:
     assert gated.errors == []
 
 
-@pytest.mark.parametrize("make", [done, failed])
-def test_the_queue_is_bounded_by_rows(make: Callable[[list[Key]], Commit]) -> None:
-    check_bound(make(list(range(_committer.QUEUE_ROWS // 4))), 4)
-
-
-def test_the_queue_is_bounded_by_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    commit = done(["a"], note="x" * 1000)
-    monkeypatch.setattr(_committer, "QUEUE_BYTES", 3 * commit.nbytes)
-    check_bound(commit, 3)
-
-
-def check_bound(commit: Commit, most: int) -> None:
-    """Assert that at most `most` commits of that size wait."""
+def test_the_queue_is_bounded() -> None:
     gated = Gated()
-    gated.committer.submit(commit)
+    gated.committer.submit(done([0]))
     assert gated.progress.begun.acquire(timeout=10)
     submitted: list[int] = []
 
     def submit() -> None:
-        for number in range(3 * most):
-            gated.committer.submit(commit)
+        for number in range(3 * WAITING):
+            gated.committer.submit(done([number]))
             submitted.append(number)
 
     thread = threading.Thread(target=submit)
     thread.start()
-    assert gated.full.wait(10)
-    assert len(submitted) == most
+    wait_until(lambda: len(submitted) == WAITING)
     gated.open()
     thread.join(10)
     gated.committer.close()
     sizes = [len(commits) for commits in gated.progress.transactions]
-    assert sum(sizes) == 3 * most + 1
-    assert max(sizes) == most
-
-
-def test_a_commit_beyond_all_bounds_waits_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_committer, "QUEUE_ROWS", 2)
-    gated = Gated()
-    gated.open()
-    for _ in range(3):
-        gated.committer.submit(done([1, 2, 3]))
-    gated.committer.close()
-    assert [len(commits) for commits in gated.progress.transactions] == [1, 1, 1]
+    assert sum(sizes) == 3 * WAITING + 1
+    assert max(sizes) == WAITING
 
 
 def test_an_error_is_told_once_and_ends_it() -> None:
@@ -126,7 +88,7 @@ def test_an_error_is_told_once_and_ends_it() -> None:
     assert gated.progress.begun.acquire(timeout=10)
     gated.committer.submit(done(["b"]))
     gated.open()
-    gated.committer._thread.join(10)
+    wait_until(lambda: bool(gated.errors))
     with pytest.raises(OSError, match="no room"):
         gated.committer.submit(done(["c"]))
     with pytest.raises(OSError, match="no room"):
@@ -135,24 +97,17 @@ def test_an_error_is_told_once_and_ends_it() -> None:
     assert gated.progress.transactions == []
 
 
-def test_an_error_reaches_those_who_wait_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_leaves_nobody_waiting_for_room() -> None:
     gated = Gated(OSError("no room"))
-    monkeypatch.setattr(_committer, "QUEUE_ROWS", 1)
-    gated.committer.submit(done(["a"]))
-    assert gated.progress.begun.acquire(timeout=10)
-    gated.committer.submit(done(["b"]))
-    raised: list[OSError] = []
+    ended = threading.Event()
 
     def submit() -> None:
-        try:
-            gated.committer.submit(done(["c"]))
-        except OSError as error:
-            raised.append(error)
+        with pytest.raises(OSError, match="no room"):
+            for number in range(1000):
+                gated.committer.submit(done([number]))
+        ended.set()
 
-    thread = threading.Thread(target=submit)
-    thread.start()
-    assert gated.full.wait(10)
+    threading.Thread(target=submit).start()
     gated.open()
-    thread.join(10)
-    assert raised == gated.errors
-    assert len(raised) == 1
+    assert ended.wait(10)
+    assert len(gated.errors) == 1

@@ -35,7 +35,7 @@ def make_run(
         )
         for number, values in enumerate(steps):
             read = Columns([names[number]]).read(list(values.values()))
-            progress.commit([Commit(number, [(each, 0, 1) for each in values], read)])
+            progress.commit([Commit(number, [(each, 0) for each in values], read)])
         progress.order.note(0, source)
         progress.order.end(len(source))
     return f"{folder}/r.parquet"

@@ -196,7 +196,7 @@ def test_columns_of_the_source_are_kept_as_asked(case: Case) -> None:
     ("batch", "kind", "dest"),
     [(5, "vectors", "r.parquet"), (50, "dicts", "r.jsonl"), (50, "texts", "r/")],
 )
-def test_each_chunk_is_read_once_in_any_order_of_the_source(
+def test_any_order_of_the_source_gives_its_rows_and_the_usual_one_reads_each_chunk_once(
     batch: int, kind: str, dest: str, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = list(range(500))
@@ -207,23 +207,18 @@ def test_each_chunk_is_read_once_in_any_order_of_the_source(
     columns = [Columns(["first"]), Columns(["out"])]
     chunk = max(case.progress.chunk_sizes().values())
     monkeypatch.setattr(_committed, "CACHE_BYTES", 4 * chunk)
-    monkeypatch.setattr(_committed, "RANGE_BYTES", 2 * chunk)
     monkeypatch.setattr(_committed, "QUERY_ROWS", 100)
     monkeypatch.setattr(_merge, "WINDOW_ROWS", 30)
     monkeypatch.setattr(_merge, "PIECE_BYTES", 500)
-    spills: list[None] = []
-    spill = Committed._spill
-    monkeypatch.setattr(Committed, "_spill", lambda values: spills.append(spill(values)))
     for rows in (keys, order):
         case.note(rows)
         with chunks_read(case.progress, monkeypatch) as counts:
             found = case.merge([{"id": n} for n in rows], dest, key="id", columns=columns)
-        assert set(counts.values()) == {1}
         assert len(counts) == 2 * len(keys) // batch
+        assert rows is order or set(counts.values()) == {1}
         expected = [plain(values[n]) for n in rows]
         assert [row["first"] for row in found] == [row["out"] for row in found] == expected
         assert [row["id"] for row in found] == rows
-    assert len(spills) == 1
     files = [path for path in case.folder.iterdir() if path.is_file()]
     assert all(path.name.startswith("progress") for path in files)
 
@@ -252,8 +247,7 @@ def test_results_of_any_size_are_written_piece_by_piece(
 
 
 def final_kinds(case: Case, step: int = 0) -> list[Kind]:
-    with closing(Committed(case.progress, 2)) as values:
-        return values.final_kinds(step, 1)
+    return Committed(case.progress, 2).final_kinds(step, 1)
 
 
 @pytest.mark.parametrize("size", [1, 3, 7])
@@ -290,11 +284,8 @@ def test_rows_of_the_minority_are_left_out_of_a_typed_result_and_stay_committed(
     assert rows == [{"id": n, "out": n / 2} for n in keys[1:]]
     (letter,) = case.letters
     assert (letter.row, letter.key) == (0, 0)
-    assert json.loads(letter.error) == {
-        "phase": "output",
-        "error": "column 'out': the column holds float, and this row's value is str 'odd'",
-        "traceback": "",
-    }
+    error = "column 'out': the column holds float, and this row's value is str 'odd'"
+    assert letter.error == letter_text("output", error)
     assert [each["phase"] for each in case.progress.dead_letters()] == ["output"]
     # text takes all values
     assert case.merge(source, "r.jsonl")[:2] == [{"id": 0, "out": "odd"}, {"id": 1, "out": 0.5}]
@@ -440,7 +431,7 @@ def test_failed_rows_are_kept_with_their_error_if_asked(dest: str, case: Case) -
     case.commit([0, 3], [np.full(2, n, np.float32) for n in (0, 3)])
     case.commit([4], ["odd"])
     error = letter_text("inference", "ValueError: no")
-    case.progress.commit([Commit(0, failed=[(2, 0, 1, error)], filtered=[(5, 0, 1)])])
+    case.progress.commit([Commit(0, failed=[(2, 0, error)], filtered=[(5, 0)])])
     case.progress.add_letters("source", [Letter(1, None, letter_text("source", "no JSON"))])
     case.note([0, None, 2, 3, 4, 5])
     source = case.source('{"n":0}\n{broken\n{"n":2}\n{"n":3}\n{"n":4}\n{"n":5}\n')

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import threading
@@ -17,12 +18,12 @@ import pyarrow.parquet as pq
 
 from batched import offline
 from batched.errors import RunStopped
-from batched.offline.engines import engine as _engine
 from batched.offline.engines.engine import Engine
-from batched.offline.engines.processes import ProcessWorker
 from batched.offline.progress.store import Progress
-from batched.offline.run import coordinator as _run
+from batched.offline.run import room as _room
+from batched.offline.run import run as _run
 from batched.offline.sources import base as _window
+from offline_steps import spawned_by
 
 pytestmark = pytest.mark.once
 
@@ -94,11 +95,14 @@ def test_an_item_that_is_never_made_does_not_hold_up_the_end(
     never.set()
 
 
-@pytest.mark.parametrize("moment", ["_take_outcome", "_take_finished", "_commit"])
+@pytest.mark.parametrize(
+    ("owner", "moment"),
+    [(_room.Room, "_take"), (_room.Room, "_take_finished"), (_run.Run, "_commit")],
+)
 def test_an_interrupt_loses_no_result_wherever_it_comes(
-    moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    owner: Any, moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    method = getattr(_run.Coordinator, moment)
+    method = getattr(owner, moment)
     computed: list[int] = []
     signals = [signal.SIGINT]
 
@@ -111,7 +115,7 @@ def test_an_interrupt_loses_no_result_wherever_it_comes(
         computed.extend(items)
         return items
 
-    monkeypatch.setattr(_run.Coordinator, moment, interrupted)
+    monkeypatch.setattr(owner, moment, interrupted)
     dest = tmp_path / "out.parquet"
     with pytest.raises(KeyboardInterrupt):
         run(fn, rows_of(1000), dest, batch_size=10)
@@ -132,8 +136,8 @@ def test_a_second_interrupt_while_one_step_ends_leaves_no_other_running(
     closed: list[Engine] = []
     close = Engine.close
 
-    def interrupted(workers: Engine, wait: float) -> None:
-        close(workers, wait)
+    def interrupted(workers: Engine) -> None:
+        close(workers)
         closed.append(workers)
         if len(closed) == 1:
             raise KeyboardInterrupt
@@ -296,7 +300,7 @@ def test_batches_are_full_though_their_items_are_made_beside_them(tmp_path: Path
     begun = threading.Event()
 
     def make(value: int) -> int:
-        if value and value % _run.TOGETHER == 0:
+        if value and value % _room.TOGETHER == 0:
             begun.wait(0.2)
         return value
 
@@ -381,18 +385,21 @@ def test_errors_of_rows_and_of_the_service_in_the_only_batch_cost_their_rows(
 def test_a_second_interrupt_leaves_no_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    killed: list[ProcessWorker] = []
-    kill = ProcessWorker.kill
+    begun = tmp_path / "begun"
 
-    def note(place: ProcessWorker) -> bool:
-        killed.append(place)
-        return kill(place)
+    def hang(items: list[int]) -> list[int]:
+        begun.touch()
+        threading.Event().wait()
+        return items
 
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(ProcessWorker, "kill", note)
-    monkeypatch.setattr(_engine, "join", interrupted)
+    def interrupt(_: offline.Snapshot) -> None:
+        if begun.exists():
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(_run.Run, "_finish_running", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        run(same, rows_of(10), tmp_path / "out.parquet", processes=True, workers=2)
-    assert len(killed) == 2
+        run(hang, rows_of(10), tmp_path / "out.parquet", processes=True, watch=interrupt)
+    assert not spawned_by(os.getpid())

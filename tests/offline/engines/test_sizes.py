@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("pyarrow")
 
 from batched import offline
-from batched.offline.run.sizes import ENOUGH, AutoSize
+from batched.offline.engines.sizes import ENOUGH, AutoSize
 
 pytestmark = pytest.mark.once
 

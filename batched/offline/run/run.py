@@ -1,7 +1,7 @@
-"""Coordinator: one source through all steps.
+"""Run: one source through all steps.
 
-The thread that runs `Coordinator.execute` owns the state of the run, so there is no lock. All other
-threads put calls of the coordinator's methods into one queue (`_post`).
+The thread that runs `Run.execute` owns the state of the run, so there is no lock. All other threads
+put functions into one queue (`_inbox`), which that thread calls.
 
 A row enters a step and leaves it with a result, with an error, or to be called again. The result is
 queued for the committer before the row enters the next step, and the committer keeps that order. So
@@ -19,10 +19,9 @@ from typing import Any, Final
 
 import orjson
 
-from ..._core.request import Request
 from ..._services.failures import error_text
 from ...errors import RunStopped
-from ..engines import Outcome, engine_for
+from ..engines import engine_for
 from ..engines.cluster import Ray
 from ..engines.row_threads import RowThreads
 from ..failures import letter_text
@@ -34,15 +33,13 @@ from ..sources.base import Source
 from .interrupts import interrupts
 from .plan import Plan
 from .reader import WINDOW, Kept, Reader, Reading
-from .stage import Stage
+from .room import FILTERED, Dead, Room
 from .tally import Tally
-from .transform import FILTERED, Dead
-from .verdicts import Row
 
 TICK: Final = 0.25
 """Time between two snapshots for `watch`, and the longest wait for an event (s)."""
-TOGETHER: Final = 16
-"""Most rows in one task of a row thread, before the function (`prepare`) or after it (`finish`)."""
+EVENTS: Final = 64
+"""Most events that are handled before rows are handed to the engines again."""
 COMMIT_S: Final = 0.01
 """Time between two commits of a step (s). Results of a slow function hardly wait; results of a fast
 function share chunks and transactions.
@@ -53,8 +50,8 @@ GRACE: Final = 10.0
 """Time that all steps have, at the end of a run, to end their running calls (s)."""
 
 
-class Coordinator:
-    """Owner of the state of one run: reader, stages, committer and counts."""
+class Run:
+    """Owner of the state of one run: reader, rooms, committer and counts."""
 
     def __init__(
         self,
@@ -72,29 +69,29 @@ class Coordinator:
         self._progress = progress
         self._inbox = queue.SimpleQueue[Callable[[], object]]()
         self._reader = Reader(source, plan, progress, kept, partial(self._post, self._take_reading))
-        self._stages = stages = [
-            Stage(
+        needed = any(each.preprocess or each.postprocess or each.where for each in plan.steps)
+        self._row_threads = RowThreads(row_threads if needed else 0, "batched-rows")
+        self._rooms = [
+            Room(
                 number,
                 step,
-                engine_for(step, partial(self._post, self._take_outcome, number), ray),
-                self._reserve,
+                engine_for(step, partial(self._post, self._take_fatal, step.name), ray),
+                self._inbox.put,
+                self._row_threads,
             )
             for number, step in enumerate(plan.steps)
         ]
+        self._begun = False  # whether any engine has got rows
         self._watch = watch
-        self._max_open = sum(
-            [stage.limit for stage in stages]
-        )  # rows that may be open: read, and not ended
+        # rows that may be open: read, and not ended
+        self._max_open = sum([room.limit for room in self._rooms])
         self._awaits_window = False  # whether the reader reads a window
         self._more_to_read = True  # whether the source has rows that were not read
-        self._ended = False  # whether the row threads are closed
         self.read = self.skipped = self.recomputed = self.unreadable = 0  # rows, as in `Snapshot`
         self.tally = Tally(max_failed)
         # notes of the first commit: from then on, the result at the destination is out of date
         self._notes: dict[str, Any] = {"merged": None}
         self._began = self._watched = time.perf_counter()
-        needed = any(each.transform.prepares or each.transform.finishes for each in stages)
-        self._row_threads = RowThreads(row_threads if needed else 0, "batched-rows")
 
     def execute(self) -> None:
         """Run all rows through all steps.
@@ -108,7 +105,9 @@ class Coordinator:
         with ExitStack() as ends:  # each callback runs, even if Ctrl-C interrupts another
             ends.callback(self._committer.close)
             ends.callback(self._save_rest)
-            ends.callback(self._close)
+            for room in self._rooms:
+                ends.callback(room.engine.close)
+            ends.callback(self._finish_running)
             ends.enter_context(interrupts(self._inbox.put, GRACE))
             self._reader.start()
             self._loop()
@@ -123,8 +122,8 @@ class Coordinator:
 
     def check_results(self) -> None:
         """Stop the run if all computed rows have failed, and no other row has a result."""
-        last = self._stages[-1]
-        filtered = sum([stage.filtered for stage in self._stages])
+        last = self._rooms[-1]
+        filtered = sum([room.filtered for room in self._rooms])
         if self.tally.failed and not (self.skipped or last.ok or filtered):
             why = f"none of the {self.read:,} rows has a result: {self.tally}"
             raise RunStopped(why) from self.tally.last_error
@@ -140,7 +139,7 @@ class Coordinator:
             recomputed=self.recomputed,
             unreadable=self.unreadable,
             seconds=time.perf_counter() - self._began,
-            steps=tuple([stage.counts() for stage in self._stages]),
+            steps=tuple([room.counts() for room in self._rooms]),
             errors=dict(self.tally.errors),
             examples=dict(self.tally.examples),
         )
@@ -155,18 +154,20 @@ class Coordinator:
     def _loop(self) -> None:
         while True:
             self._check_budget()
-            for stage in self._stages:
-                stage.check()
-            open_rows = sum([stage.open for stage in self._stages])
+            for room in self._rooms:
+                room.check()
+            open_rows = sum([room.open for room in self._rooms])
             if self._more_to_read and not self._awaits_window and open_rows < self._max_open:
                 self._awaits_window = True
                 self._reader.ask()
             if not self._more_to_read and not open_rows:
                 return
             event = self._next_event(self._dispatch())
+            left = EVENTS
             while event is not None:
                 event()
-                event = self._next_event(0.0)
+                left -= 1
+                event = self._next_event(0.0) if left else None
             now = time.perf_counter()
             if now - self._watched >= TICK:
                 self._watched = now
@@ -179,7 +180,7 @@ class Coordinator:
             return None
 
     def _post(self, method: Callable[..., object], *arguments: Any) -> None:
-        """Have the coordinator's thread call `method`."""
+        """Have the thread of the run call `method`."""
         self._inbox.put(partial(method, *arguments))
 
     # into a step
@@ -192,7 +193,7 @@ class Coordinator:
         self._more_to_read = not reading.last
         if 0 < reading.size < WINDOW:  # the rows are large, or the source ends
             # fewer rows in memory, but enough to keep all engines busy
-            least = sum([stage.least for stage in self._stages])
+            least = sum([room.least for room in self._rooms])
             self._max_open = min(self._max_open, max(2 * reading.size, least))
         self.read += reading.size
         self.skipped += reading.skipped
@@ -201,115 +202,82 @@ class Coordinator:
             self._committer.submit(Commit(0, letters=reading.letters))
             self.note_letters(reading.letters)
         for row, number in reading.samples:
-            self._stages[number].verdicts.sample = row
+            self._rooms[number].failures.probe = row
         for number, rows in enumerate(reading.rows):
             if rows:
-                self._stages[number].enter(rows, time.perf_counter())
-
-    def _reserve(self) -> None:
-        """Reserve room for the engines of all steps before the first of them starts."""
-        for stage in self._stages:
-            stage.engine.reserve()
-
-    def _admit(self, stage: Stage, prepared: tuple[list[Request], list[Dead]]) -> None:
-        """Let prepared rows wait for their batches."""
-        stage.admit(*prepared, time.perf_counter())
+                self._rooms[number].enter(rows)
 
     def _dispatch(self) -> float:
-        """Send the batches, row tasks and commits that are due. Return the time to the next (s)."""
+        """Send the batches and commits that are due. Return the time to the next (s)."""
         wait = TICK
-        busy = any(stage.busy for stage in self._stages)
         # nothing runs and nothing is read: no batch will get more rows, so all must leave
-        stuck = not busy and not self._awaits_window
-        more = self._more_to_read  # whether more rows may come to the next stage
-        for stage in self._stages:
+        stuck = not (self._awaits_window or any(room.busy for room in self._rooms))
+        more = self._more_to_read  # whether more rows may come to the next room
+        for room in self._rooms:
             now = time.perf_counter()
-            stage.dispatch(now, drain=stuck or not (more or stage.expects))
-            while rows := stage.take_unprepared(TOGETHER):
-                prepare = stage.transform.prepare
-                self._row_threads.submit(self._post_result, self._admit, stage, prepare, rows)
-            if dead := stage.take_dead():
-                self._commit_dead(stage, dead)
+            if room.open:
+                if room.waiting and not self._begun:  # late: nothing may have to be computed
+                    self._begun = True
+                    for each in self._rooms:  # before one takes all of a cluster
+                        each.engine.workers[0].reserve()
+                room.feed(now, more=more, stuck=stuck)
+                wait = min(wait, room.moment - now)
+            if dead := room.take_dead():
+                self._commit_dead(room, dead)
                 wait = 0.0  # these rows have ended: the loop checks whether the run has
-            wait = min(wait, stage.verdicts.next_moment() - now)
-            if stage.done:
-                left = stage.committed + COMMIT_S - now
+            if len(room.done) >= COMMIT_ROWS:
+                self._commit(room)
+            elif room.done:
+                left = room.committed + COMMIT_S - now
                 wait = min(wait, left)
                 if left <= 0:
-                    self._commit(stage)
-            more = more or stage.open > 0
+                    self._commit(room)
+            more = more or room.open > 0
         return max(0.0, wait)
 
     # out of a step
 
-    def _take_outcome(self, number: int, outcome: Outcome) -> None:
-        """Take the outcome of a batch of step `number`: finish the rows that succeeded.
+    def _take_fatal(self, name: str, error: BaseException) -> None:
+        """Raise the error of a worker that cannot be built."""
+        error.add_note(f"in step {name!r}")
+        raise error
 
-        Raises:
-            BaseException: the engine of the step cannot go on.
-        """
-        stage = self._stages[number]
-        if (fatal := outcome.fatal) is not None:
-            fatal.add_note(f"in step {stage.name!r}")
-            raise fatal
-        rows, finish = stage.end(outcome, time.perf_counter()), stage.transform.finish
-        if not stage.transform.finishes or self._ended:
-            self._take_finished(stage, finish(rows))
-            return
-        for first in range(0, len(rows), TOGETHER):
-            some = rows[first : first + TOGETHER]
-            self._row_threads.submit(self._post_result, self._take_finished, stage, finish, some)
-
-    def _post_result(
-        self, then: Callable[..., object], stage: Stage, work: Callable[[Any], Any], rows: Any
-    ) -> None:
-        """Do `work` on `rows`, on a row thread, and post its result to `then`."""
-        self._post(then, stage, work(rows))
-
-    def _take_finished(self, stage: Stage, finished: tuple[list[Row], list[Dead]]) -> None:
-        """Let rows with results wait for the next commit. Commit the rows that failed."""
-        rows, dead = finished
-        stage.done += rows
-        self._commit_dead(stage, dead)
-        if len(stage.done) >= COMMIT_ROWS:
-            self._commit(stage)
-
-    def _commit(self, stage: Stage) -> None:
+    def _commit(self, room: Room) -> None:
         """Commit the results of a step, and let their rows enter the next step."""
-        number, done, stage.done = stage.number, stage.done, []
-        stage.committed = time.perf_counter()
+        number, done, room.done = room.number, room.done, []
+        room.committed = time.perf_counter()
         filtered = [row for row in done if row.result is FILTERED]
         good = [row for row in done if row.result is not FILTERED] if filtered else done
-        values = stage.columns.read([row.result for row in good])
+        values = room.columns.read([row.result for row in good])
         rows = [good[place] for place in values.places]
-        for row in done:  # a request keeps its rows until the last of them has ended
+        for row in done:
             row.result = None
         self._submit(
             Commit(
                 number,
-                [(row.key, row.inputs[number], row.attempts) for row in rows],
+                [(row.key, row.inputs[number]) for row in rows],
                 values,
-                filtered=[(row.key, row.inputs[number], row.attempts) for row in filtered],
+                filtered=[(row.key, row.inputs[number]) for row in filtered],
             )
         )
-        stage.note_ended(ok=len(rows), filtered=len(filtered))
-        stage.note_kinds(values)
-        if rows and stage.verdicts.sample is None:
+        room.note_ended(ok=len(rows), filtered=len(filtered))
+        room.note_kinds(values)
+        if rows and room.failures.probe is None:
             # a copy, because a later step may replace a value of the row
-            stage.verdicts.sample = rows[0].copy()
+            room.failures.probe = rows[0].copy()
         self._commit_dead(
-            stage, [(good[place], "output", why) for place, why in values.misfits.items()]
+            room, [(good[place], "output", why) for place, why in values.misfits.items()]
         )
-        if rows and number + 1 < len(self._stages):
-            columns = dict(zip(stage.columns.names, values.columns, strict=True))
+        if rows and number + 1 < len(self._rooms):
+            columns = dict(zip(room.columns.names, values.columns, strict=True))
             for name in self._plan.needed[number]:
                 for row, value in zip(rows, columns[name], strict=True):
                     row.values[name] = value
             for row in rows:
                 row.start_step()
-            self._stages[number + 1].enter(rows, time.perf_counter())
+            self._rooms[number + 1].enter(rows)
 
-    def _commit_dead(self, stage: Stage, dead: Sequence[Dead]) -> None:
+    def _commit_dead(self, room: Room, dead: Sequence[Dead]) -> None:
         """Commit rows that have failed for good, as dead letters."""
         if not dead:
             return
@@ -317,12 +285,12 @@ class Coordinator:
         for row, phase, error in dead:
             cause = error if isinstance(error, BaseException) else None
             text, lines = error_text(error) if isinstance(error, BaseException) else (error, "")
-            letter = letter_text(phase, text, lines)
-            failed.append((row.key, row.inputs[stage.number], row.attempts, letter))
+            letter = letter_text(phase, text, lines, row.attempts)
+            failed.append((row.key, row.inputs[room.number], letter))
             self.tally.note(
                 DeadLetter(
                     key=row.key,
-                    step=stage.name,
+                    step=room.step.name,
                     phase=phase,
                     error=text,
                     attempts=row.attempts,
@@ -331,9 +299,9 @@ class Coordinator:
                 cause,
             )
             if phase != "inference":
-                stage.note_useless(text, cause)
-        self._submit(Commit(stage.number, failed=failed))
-        stage.note_ended(failed=len(failed))
+                room.note_useless(text, cause)
+        self._submit(Commit(room.number, failed=failed))
+        room.note_ended(failed=len(failed))
 
     def _submit(self, commit: Commit) -> None:
         """Queue a commit, the first one with the notes."""
@@ -348,29 +316,36 @@ class Coordinator:
 
     # the end
 
-    def _close(self) -> None:
-        """End all threads, processes and actors, by one deadline."""
+    def _finish_running(self) -> None:
+        """Begin no batch, and take the outcomes of those that run, for `GRACE` seconds at most."""
         deadline = time.perf_counter() + GRACE
-        with ExitStack() as ends:
-            ends.callback(self._reader.close)
-            ends.callback(self._row_threads.close, deadline)
-            for stage in self._stages:
-                ends.callback(stage.engine.close, deadline)
-            for stage in self._stages:
-                stage.engine.stop()
+        for room in self._rooms:
+            room.engine.stop()
+        try:
+            while any(room.runs for room in self._rooms) and (
+                event := self._next_event(max(0.0, deadline - time.perf_counter()))
+            ):
+                self._call(event)
+        except KeyboardInterrupt:  # the second one
+            deadline = 0.0
+            raise
+        finally:
+            self._reader.close(deadline)
+            self._row_threads.close(deadline)
 
     def _save_rest(self) -> None:
         """Commit the results that exist at the end of the run."""
-        self._ended = True
-        with suppress(queue.Empty):
-            while True:
-                event = self._inbox.get_nowait()
-                with suppress(Exception, KeyboardInterrupt):  # the run has ended for another reason
-                    event()
-        for stage in self._stages:
-            self._commit_dead(stage, stage.take_dead())
-            if stage.done:
-                self._commit(stage)
+        while event := self._next_event(0.0):
+            self._call(event)
+        for room in self._rooms:
+            if dead := room.take_dead():
+                self._commit_dead(room, dead)
+            if room.done:
+                self._commit(room)
+
+    def _call(self, event: Callable[[], object]) -> None:
+        with suppress(Exception, KeyboardInterrupt):  # the run has ended for another reason
+            event()
 
 
 def _raise(error: BaseException) -> None:
