@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import fields, replace
 from os import PathLike
 from pathlib import Path
+from secrets import token_hex
 from typing import Any, Literal, get_args
 
 from .._core.checks import check_whole, suggest
@@ -165,7 +166,8 @@ class Pipeline:
                     source_paths=opened.files.paths if opened.files else (),
                     progress=path,
                 )
-                prints = [fingerprint(step) for step in self.steps]
+                salt = store.get("salt") or token_hex(16)
+                prints = [fingerprint(step, salt) for step in self.steps]
                 first = min(first, _first_to_compute(store, prints, on_mismatch, key))
                 names = [keep] if isinstance(keep, str) else None if keep is None else list(keep)
                 plan = Plan(steps, key)
@@ -176,7 +178,7 @@ class Pipeline:
                 opened.windows([*plan.columns, *(names or [])])  # refuses a missing column
                 # after all checks, because it may drop committed results
                 store.drop_steps(first)
-                store.put_all({"key": key, "steps": prints})
+                store.put_all({"key": key, "steps": prints, "salt": salt})
                 store.clear_letters("source")  # each run counts them anew
                 watching = watcher(watch, path, result.path)
                 work = Coordinator(
