@@ -48,7 +48,7 @@ def walk(code: CodeType) -> Iterator[tuple[str, Any]]:
         elif how in _ATTRIBUTES:
             chain.append(value)
         elif "LOAD_FAST" in how and isinstance(value, tuple):
-            pair = [*value]
+            chain[:], pair = value[:1], [*value]
         elif how.startswith("LOAD"):
             chain[:] = [value]
         if how in _STORES or (how in _ATTRIBUTES and _MUTATORS.fullmatch(value)):
