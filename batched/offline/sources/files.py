@@ -29,7 +29,11 @@ from .errors import refusing
 TABLES: Final = {".parquet": "parquet", **dict.fromkeys([".arrow", ".feather", ".ipc"], "ipc")}
 """Formats of tables, by suffix."""
 
-TEXTS: Final = {".jsonl": "json", ".ndjson": "json", ".csv": "csv", ".tsv": "tsv"}
+TEXTS: Final = {
+    **dict.fromkeys([".jsonl", ".ndjson", ".json"], "json"),
+    ".csv": "csv",
+    ".tsv": "tsv",
+}
 """Formats of text, by suffix."""
 
 COMPRESSED: Final = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
@@ -97,7 +101,8 @@ class Files:
             if not files:
                 raise SourceError(
                     f"no file matches {self.show(pattern)!r}; a folder is read for its Parquet and "
-                    "IPC files, text by a glob such as 'folder/*.jsonl'"
+                    "IPC files, text by a glob such as 'folder/*.jsonl', and a list of texts as "
+                    "[{'text': text} for text in texts]"
                 )
             found.update({file.path: (file.size, file.mtime_ns) for file in files})
         self.base = commonpath(bases)

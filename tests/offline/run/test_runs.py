@@ -424,7 +424,7 @@ def test_each_row_gets_its_own_result_also_if_items_are_sorted_by_length(
 
 def test_a_window_of_nothing_but_broken_lines_costs_these_lines(tmp_path: Path) -> None:
     source, dest = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    source.write_text("{\n")
+    source.write_text('{"id"\n')
     with pytest.raises(RunStopped, match="none of the 1 rows has a result: 1 x source"):
         run(Lengths(), source, dest)
     source.write_text("".join(json.dumps(row) + "\n" for row in rows_of(2048)) + "{\n")
