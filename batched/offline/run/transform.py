@@ -6,7 +6,8 @@ list that may share a batch. Its waker is the list of the rows, in the order of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from ..._collate.features.outputs import tree_flatten, tree_unflatten
@@ -32,6 +33,12 @@ class Transform:
         (*_, column) = step.inputs
         self._column = None if len(step.inputs) > 1 or self.takes_features else column
         self.prepares = step.preprocess is not None
+        self._where: Callable[[Any, Row], bool] | None = None
+        if (where := step.where) is not None:
+            takes_row = takes_two(where)
+            self._where = lambda output, row: (
+                where(output, {**row.values}) if takes_row else where(output)
+            )
         self.finishes = step.postprocess is not None or step.where is not None
         # errors of the user's code that cost one row, also where they would end a thread
         self._caught = BaseException if self.prepares or self.finishes else Exception
@@ -112,20 +119,34 @@ class Transform:
         dead: list[Dead] = []
         for row in rows:
             try:
-                row.result = self._finish(row.result)
+                row.result = self._finish(row)
                 good.append(row)
             except self._caught as error:
                 dead.append((row, "postprocess", error))
         return good, dead
 
-    def _finish(self, output: Any) -> Any:
-        step = self._step
+    def _finish(self, row: Row) -> Any:
+        step, output = self._step, row.result
         if self.takes_features:
             arrays = [array[0] for _, array in tree_flatten(output)]
             output = tree_unflatten(output, iter(arrays))
         if step.postprocess is not None:
             output = step.postprocess(output)
-        return output if step.where is None or step.where(output) else FILTERED
+        return output if self._where is None or self._where(output, row) else FILTERED
+
+
+def takes_two(function: Callable[..., Any]) -> bool:
+    """Return whether a function takes two positional arguments without a default."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:  # of a builtin
+        return False
+    required = [one for one in parameters if one.default is one.empty and one.kind < _KEYWORDS]
+    return len(required) == 2
+
+
+_KEYWORDS: Final = inspect.Parameter.VAR_POSITIONAL
+"""Kind of parameters from which on none is positional."""
 
 
 def take_row(request: Request, place: int) -> tuple[Row, Request | None]:

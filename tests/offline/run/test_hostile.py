@@ -280,7 +280,9 @@ def test_a_row_is_tried_again_as_its_step_read_it_though_a_later_one_replaces_th
     ]
     dest = tmp_path / "out.parquet"
     for skipped in (0, 1300):
-        report = offline.Pipeline(*steps).run(rows_of(2000), dest, key="id", watch=False)
+        report = offline.Pipeline(*steps).run(
+            rows_of(2000), dest, key="id", watch=False, replace=True
+        )
         assert (report.failed, report.skipped) == (700, skipped)
     assert results(dest)[1500] == "3000"
 
@@ -351,7 +353,7 @@ def test_large_rows_are_read_as_they_are_needed(
         def __getitem__(self, number: int) -> Any:
             nonlocal read
             read = number
-            if 100 < read - used and used < 400:
+            if read - used > 100 and used < 400:
                 many.set()
             return {"id": number, "x": "x" * 1000}
 

@@ -466,7 +466,7 @@ def test_the_library_finds_a_batch_size(tmp_path: Path) -> None:
 
 def test_a_step_takes_the_place_of_a_column_of_the_source(tmp_path: Path) -> None:
     rows, dest = rows_of(10), tmp_path / "out.parquet"
-    run(Upper(), rows, dest, output="text")
+    run(Upper(), rows, dest, output="text", replace=True)
     assert read(dest) == [{"id": row["id"], "text": row["text"].upper()} for row in rows]
 
 
