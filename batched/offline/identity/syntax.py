@@ -36,7 +36,8 @@ def walk(code: CodeType) -> Iterator[tuple[str, Any]]:
     pair: list[str] = []  # variables that one operation has loaded
     before: list[Any] = []
     for one in dis.get_instructions(code):
-        how, value = one.opname, one.argval
+        how = one.opname
+        value: Any = one.argval
         chain = chains.setdefault(one.positions and one.positions[::2], pair[-1:])
         if isinstance(value, CodeType):
             yield from walk(value)

@@ -81,15 +81,6 @@ class Files:
             )
         return next(iter(formats))
 
-    def check_columns(self, columns: Sequence[Sequence[str]]) -> None:
-        """Raise `SourceError` unless all files have the same columns, listed file by file."""
-        for path, names in zip(self.paths, columns, strict=True):
-            if sorted(names) != sorted(columns[0]):
-                raise SourceError(
-                    f"{path!r} has the columns {', '.join(names)}, but {self.paths[0]!r} has "
-                    f"{', '.join(columns[0])}"
-                )
-
     def _find(self) -> dict[str, tuple[int, int | None]]:
         found = {}
         bases = []

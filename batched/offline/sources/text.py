@@ -16,7 +16,7 @@ from csv import QUOTE_MINIMAL, QUOTE_NONE, field_size_limit, reader
 from csv import Error as CsvError
 from dataclasses import dataclass
 from functools import partial
-from itertools import repeat
+from itertools import chain, repeat
 from os import PathLike
 from posixpath import splitext
 from typing import Any, Final
@@ -104,9 +104,8 @@ class TextSource(RowSource):
         self._delimiter = form.delimiter or ("\t" if form.format == "tsv" else ",")
         if form.format != "json":
             field_size_limit(max(field_size_limit(), _LARGEST_FIELD))
-            headers = list(map(self._find_names, files.found, files.paths))
-            files.check_columns(headers)
-            self.columns = headers[0]
+            headers = map(self._find_names, files.found, files.paths)
+            self.columns = list(dict.fromkeys(chain.from_iterable(headers)))
 
     def _read_all(self) -> Rows:
         self._before = 0
@@ -130,6 +129,8 @@ class TextSource(RowSource):
                 name = "utf-8-sig" if encoding == "utf-8" else encoding
                 end = "\n" if parse is read_json else ""
                 plain = io.TextIOWrapper(plain, name, "surrogateescape", newline=end)
+                if parse is read_json:
+                    plain = (line.encode(errors="surrogateescape") for line in plain)
             yield from parse(shown, plain)
 
     def _note(self, rows: int) -> None:
@@ -207,16 +208,17 @@ def _advise(form: Text, encoding: str) -> str:
     return f"offline.{name}(path, encoding={encoding!r}) reads it"
 
 
-def read_json(path: str, file: Iterable[Any]) -> Rows:
+def read_json(path: str, file: Iterable[bytes]) -> Rows:
     """Read rows from lines of JSON, or from an array."""
     is_first = True
     lines = enumerate(file, 1)
-    for number, text in lines:
-        line = _encode(text)
+    for number, line in lines:
+        if number == 1:
+            line = line.removeprefix(_BYTE_ORDER_MARK)
         if not line or line.isspace():
             continue
         if is_first and line.lstrip().startswith(b"["):
-            rows = _parse(line + b"".join([_encode(text) for _, text in lines]))
+            rows = _parse(line + b"".join([more for _, more in lines]))
             if not isinstance(rows, list):
                 raise SourceError(f"{path!r} begins with '[', and is no array of rows: {rows}")
             yield from zip(rows, repeat(None))
@@ -228,12 +230,6 @@ def read_json(path: str, file: Iterable[Any]) -> Rows:
         else:
             yield _parse(line), (path, number)
         is_first = False
-
-
-def _encode(line: str | bytes) -> bytes:
-    if isinstance(line, str):
-        line = line.encode(errors="surrogateescape")
-    return line.removeprefix(_BYTE_ORDER_MARK)
 
 
 def _parse(line: bytes) -> Any:

@@ -286,11 +286,15 @@ def test_paths_that_lead_nowhere_are_refused(tmp_path: Path, opened: Open) -> No
             opened(f"{tmp_path}/{name}")
 
 
-def test_csv_files_that_do_not_belong_together_are_refused(tmp_path: Path, opened: Open) -> None:
-    write(tmp_path / "a.csv", [{"id": 1}])
-    write(tmp_path / "b.csv", [{"ids": 1}])
-    with pytest.raises(SourceError, match=r"b\.csv' has the columns ids, but .*a\.csv'"):
-        opened(f"{tmp_path}/*.csv")
+def test_a_column_that_a_csv_file_lacks_is_none(tmp_path: Path, opened: Open) -> None:
+    write(tmp_path / "a.csv", [{"id": 1, "x": 2}])
+    write(tmp_path / "b.csv", [{"y": 3, "id": 4}])
+    source = opened(f"{tmp_path}/*.csv")
+    assert source.columns == ["id", "x", "y"]
+    assert rows_of(source, ["id", "x", "y"], required=["id"]) == [
+        {"id": "1", "x": "2", "y": None},
+        {"id": "4", "x": None, "y": "3"},
+    ]
 
 
 @pytest.mark.parametrize("kind", ["table", "dataset", "reader", ".parquet", ".csv"])
