@@ -12,7 +12,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
@@ -226,17 +225,12 @@ def gather(rows: Rows, size: int, name: str) -> Iterator[tuple[list[Any], list[L
 
 def _weight(value: Any) -> int:
     """Return the bytes of the parts of a value that may be large, roughly."""
-    if type(value) in _SMALL:
-        return 0
     if isinstance(value, dict):
         return sum(map(_weight, value.values()))
     if isinstance(value, list | tuple):
-        numbers = not value or type(value[0]) in _SMALL
-        return 8 * len(value) + (0 if numbers else sum(map(_weight, value)))
+        are_numbers = not value or isinstance(value[0], int | float | None)
+        return 8 * len(value) if are_numbers else sum(map(_weight, value))
     return len(value) if isinstance(value, str | bytes) else getattr(value, "nbytes", 0)
-
-
-_SMALL: Final = {int, float, bool, type(None)}
 
 
 class ArrowSource(Source):
@@ -261,11 +255,17 @@ class ArrowSource(Source):
         schema = pa.schema([self.schema.field(name) for name in read])
         first = 0
         with refusing(lambda: f"{row_name(first)} of {self.name}, or one soon after it,"):
-            for pieces in _regroup(self._read(read), schema, size, self.limit):
-                table = pa.Table.from_batches(pieces)
-                data = {name: table.column(name).combine_chunks() for name in names}
-                yield Window(first, table.num_rows, data)
-                first += table.num_rows
+            for whole in self._read(read):
+                left = None if self.limit is None else self.limit - first
+                batch = conform(whole.slice(0, left), schema, {})
+                room = batch.num_rows * WINDOW_BYTES // max(1, batch.nbytes)
+                step = max(1, min(size, room))
+                for offset in range(0, batch.num_rows, step):
+                    part = batch.slice(offset, step)
+                    yield Window(first, part.num_rows, {name: part.column(name) for name in names})
+                    first += part.num_rows
+                if first == self.limit:
+                    return
 
 
 def unify(schemas: Sequence[Any], name: str) -> Any:
@@ -291,31 +291,3 @@ def conform(batch: Any, schema: Any, constants: Mapping[str, Any]) -> Any:
         for each in schema
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def _regroup(
-    batches: Iterable[Any], schema: Any, size: int, limit: int | None
-) -> Iterator[list[Any]]:
-    """Cut and gather batches to groups of `size` rows, or fewer rows where these are large."""
-    pieces: list[Any] = []
-    rows, room = 0, WINDOW_BYTES
-    left = sys.maxsize if limit is None else limit
-    for batch in batches:
-        batch = conform(batch.slice(0, left), schema, {})
-        left -= batch.num_rows
-        offset = 0
-        while offset < batch.num_rows:
-            piece = batch.slice(offset, size - rows)
-            if is_full := piece.nbytes > room:
-                piece = piece.slice(0, max(1, piece.num_rows * room // piece.nbytes))
-            pieces.append(piece)
-            offset += piece.num_rows
-            rows += piece.num_rows
-            room -= piece.nbytes
-            if is_full or rows == size:
-                yield pieces
-                pieces, rows, room = [], 0, WINDOW_BYTES
-        if not left:
-            break
-    if pieces:
-        yield pieces

@@ -19,7 +19,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from ...errors import SourceError
-from .base import WINDOW_ROWS, ArrowSource, Fault, RowSource, Source
+from .base import WINDOW_ROWS, ArrowSource, Fault, Rows, RowSource, Source
 from .errors import explain
 from .spool import spool_batches, spool_rows
 
@@ -31,15 +31,14 @@ _IN_MEMORY: Final = {"pyarrow", "pandas", "polars"}
 def _open_sequence(sequence: Any, name: str) -> Source:
     """Open rows by number, because the iteration of a map-style dataset may never end."""
 
-    def item(number: int) -> Any:
-        try:
-            return sequence[number]
-        except Exception as error:
-            return Fault(f"the row cannot be read: {explain(error)}")
+    def read() -> Rows:
+        for number in range(len(sequence)):
+            try:
+                yield sequence[number], None
+            except Exception as error:
+                yield Fault(f"the row cannot be read: {explain(error)}"), None
 
-    return RowSource(
-        name, lambda: zip(map(item, range(len(sequence))), repeat(None)), rows=len(sequence)
-    )
+    return RowSource(name, read, rows=len(sequence))
 
 
 def _open_dataset(dataset: Any, name: str) -> Source:
