@@ -206,7 +206,7 @@ class _Reader:
                 except Exception:
                     self.unread.add(f"the module {each}")
             elif how.endswith(("E_GLOBAL", "E_DEREF")):  # STORE or DELETE
-                places = [(id(func), each), (id(scope), each)]
+                places = [(id(scope if how.endswith("GLOBAL") else func), each)]
             elif how == "change" and (each[0] in found or each[0] in names):
                 target = found.get(each[0], scope.get(each[0]))
                 places = [(id(vars(target) if ismodule(target) else target), each[1])]
@@ -217,13 +217,12 @@ class _Reader:
 
     def _scope(self, variables: Mapping[str, Any], names: Set[str]) -> None:
         """Describe the variables of a module that have these names."""
-        found = self._found
         for name in sorted(names & variables.keys()):
             value = variables[name]
             if not ismodule(value):
                 self.add(f"the global {name}", value, (id(variables), name))
-            elif self._counts(value.__name__) and (key := (value, frozenset(names))) not in found:
-                found[key] = None
+            elif self._counts(value.__name__) and (value, *names) not in self._found:
+                self._found[value, *names] = None
                 self._scope(vars(value), names)
 
     def _class(self, cls: type) -> Iterator[str]:

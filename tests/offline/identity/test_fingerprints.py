@@ -138,6 +138,13 @@ EDITS: dict[str, tuple[str, ...]] = {
         *("a", "b", "the variable words of make.<locals>.fn()"),
     ),
     "a default argument": ("def fn(a, *, p='{}'): return p", "a", "b", "the variable p of fn()"),
+    "a constant with the name of a variable elsewhere": (
+        (
+            "P = '{}'\ndef f(a):\n P = a\n return [x for x in a if (lambda: P)()]\n"
+            "def g(): return P\ndef fn(a): return f(a), g()"
+        ),
+        *("a", "b", "the global P"),
+    ),
     "a helper": (
         "def fn(a): return f(a)\ndef f(a): return a.{}()",
         "upper",
