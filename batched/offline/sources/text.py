@@ -124,7 +124,10 @@ class TextSource(RowSource):
             if codec := COMPRESSED.get(splitext(path.lower())[1]):
                 plain = io.BufferedReader(pa.CompressedInputStream(file, codec))
             if encoding == "utf-8" and plain.peek(2)[:2] in _UTF_16:
-                raise SourceError(f"{shown!r} is UTF-16; {_advise(self._form, 'utf-16')}")
+                name = "jsonl" if parse is read_json else "csv"
+                raise SourceError(
+                    f"{shown!r} is UTF-16; offline.{name}(path, encoding='utf-16') reads it"
+                )
             if parse is not read_json or encoding != "utf-8":
                 name = "utf-8-sig" if encoding == "utf-8" else encoding
                 end = "\n" if parse is read_json else ""
@@ -203,11 +206,6 @@ _UTF_16: Final = (b"\xff\xfe", b"\xfe\xff", b"{\0", b"[\0")
 """First two bytes of text in UTF-16, with a byte order mark or without one."""
 
 
-def _advise(form: Text, encoding: str) -> str:
-    name = "jsonl" if form.format == "json" else "csv"
-    return f"offline.{name}(path, encoding={encoding!r}) reads it"
-
-
 def read_json(path: str, file: Iterable[bytes]) -> Rows:
     """Read rows from lines of JSON, or from an array."""
     is_first = True
@@ -241,7 +239,7 @@ def _parse(line: bytes) -> Any:
     try:
         return json.loads(line.decode())
     except UnicodeDecodeError as error:
-        return Fault(f"not UTF-8 ({error}); if it is Latin-1, {_advise(jsonl(''), 'latin-1')}")
+        return Fault(f"not UTF-8 ({error}); offline.jsonl(path, encoding='latin-1') reads Latin-1")
     except (ValueError, RecursionError) as error:
         return Fault(f"not JSON ({error})")
 
@@ -251,5 +249,5 @@ def _fault_of(text: str) -> str:
         text.encode()
     except UnicodeEncodeError as error:
         byte = ord(text[error.start]) & 0xFF
-        return f"not UTF-8 (byte 0x{byte:02x}); if it is Latin-1, {_advise(csv(''), 'latin-1')}"
+        return f"not UTF-8 (byte 0x{byte:02x}); offline.csv(path, encoding='latin-1') reads Latin-1"
     return ""
