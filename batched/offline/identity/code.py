@@ -150,6 +150,8 @@ class _Reader:
         yield kind.__qualname__
         is_own = self._counts(kind.__module__)
         owner, name = getattr(value, "__self__", None), getattr(value, "__name__", None)
+        if isinstance(value, dict | MappingProxyType):
+            value = [*value, *value.values()]
         if isinstance(value, type):
             yield from self._class(value)
         elif isfunction(value):
@@ -159,10 +161,9 @@ class _Reader:
         elif name and owner is not None and not ismodule(owner):
             self._names.add(name)
             yield from (name, self._describe(owner))
-        elif isinstance(value, dict | MappingProxyType):
-            yield from map(self._describe, [*value, *value.values()])
         elif isinstance(value, list | tuple | deque):
-            yield from map(self._describe, value)
+            are_plain = {*map(type, value)} <= {str, int, float}  # which may be many
+            yield from [ascii(value)] if are_plain else map(self._describe, value)
         elif isinstance(value, set | frozenset):
             yield from sorted(map(self._describe, value))
         elif isinstance(meaning := getattr(value, "meaning", None), str):
@@ -267,7 +268,8 @@ def _defaults(func: Any) -> dict[str, Any]:
 
 def _data(value: Any) -> Any:
     """Return data that stand for an instance of an installed class; raise an error if none do."""
-    kind, state = type(value), _state(value)
+    kind: Any = type(value)
+    state = _state(value)
     if "root_render_func" in state:  # of a template of Jinja
         blocks = {**value.blocks, "": value.root_render_func}
         return {name: ascii([*walk(func.__code__)]) for name, func in blocks.items()}
@@ -280,6 +282,9 @@ def _data(value: Any) -> Any:
         return value.__reduce_ex__(2)[:3]
     if state and not hasattr(value, "state_dict"):
         return state
+    # a constant, such as a device
+    if kind.__name__ == "dtype" or kind.__hash__ not in (None, object.__hash__):
+        return ascii(value)
     raise TypeError("a change would not be noticed")
 
 

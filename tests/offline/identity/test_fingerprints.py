@@ -217,6 +217,18 @@ EDITS: dict[str, tuple[str, ...]] = {
         "import torch\nW = torch.tensor({})\ndef fn(a): return a * W",
         *("1.0", "2.0", "the global W"),
     ),
+    "a device": (
+        "import torch\nD = torch.device('{}')\ndef fn(a): return a.to(D)",
+        *("cpu", "cuda", "the global D"),
+    ),
+    "the type of a tensor": (
+        "import torch\nT = torch.{}\ndef fn(a): return a.to(T)",
+        *("float32", "float16", "the global T"),
+    ),
+    "a long list": (
+        "P = ['a'] * 9999 + ['{}']\ndef fn(a): return a in P",
+        *("a", "b", "the global P"),
+    ),
     "a large array": (
         "import numpy as np\nW = np.full(3 << 20, {})\ndef fn(a): return a * W",
         *("1.0", "2.0", ""),
