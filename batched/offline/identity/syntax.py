@@ -52,7 +52,7 @@ def walk(code: CodeType) -> Iterator[tuple[str, Any]]:
             chain[:], pair = value[:1], [*value]
         elif how.startswith("LOAD"):
             chain[:] = [value]
-        if how in _STORES or (how in _ATTRIBUTES and _MUTATORS.fullmatch(value)):
+        if how in _STORES or (how in _ATTRIBUTES and _MUTATORS.fullmatch(str(value))):
             yield "change", [*chain, value, None][:2]
         before.append(value)
         yield how, value

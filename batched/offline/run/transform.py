@@ -136,17 +136,12 @@ class Transform:
 
 
 def takes_two(function: Callable[..., Any]) -> bool:
-    """Return whether a function takes two positional arguments without a default."""
+    """Return whether a function has two parameters without a default."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except ValueError:  # of a builtin
         return False
-    required = [one for one in parameters if one.default is one.empty and one.kind < _KEYWORDS]
-    return len(required) == 2
-
-
-_KEYWORDS: Final = inspect.Parameter.VAR_POSITIONAL
-"""Kind of parameters from which on none is positional."""
+    return len([one for one in parameters if one.default is one.empty]) == 2
 
 
 def take_row(request: Request, place: int) -> tuple[Row, Request | None]:

@@ -90,16 +90,15 @@ def _open_exploded(given: Exploded, source: Source) -> Source:
             keys: Any = range(window.first, window.first + window.size)
             keys = columns[given.key] if given.key else keys
             for at, parts in enumerate(columns[given.column]):
-                line = window.lines[at] if window.lines else None
                 row = {name: values[at] for name, values in columns.items()}
                 if why := window.faults.get(at):
-                    yield Fault(why), line
+                    yield Fault(why), None
                 elif isinstance(parts, str | bytes | dict) or not hasattr(parts, "__len__"):
                     why = f"column {given.column!r} holds {shorten(parts)} in place of a list"
-                    yield Fault(why), line
+                    yield Fault(why), None
                 else:
                     for place, part in enumerate(parts):
                         key = json.dumps([keys[at], place], ensure_ascii=False, default=str)
-                        yield {**row, given.column: part, "place": place, "key": key}, line
+                        yield {**row, given.column: part, "place": place, "key": key}, None
 
     return RowSource(source.name, read, files=source.files, end=source.close)

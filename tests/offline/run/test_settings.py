@@ -74,7 +74,8 @@ def test_a_predicate_of_two_parameters_gets_the_row_too(tmp_path: Path) -> None:
     def differs(length: int, row: dict[str, Any]) -> bool:
         return length > 3 and row["text"] != "x" * 5
 
-    assert run(ROWS, dest, where=differs).filtered == 5
+    assert run(ROWS, dest, where=lambda length, least=3: length > least).filtered == 4
+    assert run(ROWS, dest, where=differs, on_mismatch="recompute").filtered == 5
     assert [row["id"] for row in read(dest)] == [4, 6, 7, 8]
 
 
