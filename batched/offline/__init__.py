@@ -21,6 +21,8 @@ with needs("batched.offline", "offline"):
     from .report import DeadLetter, Report, Snapshot, StepCounts
     from .results.export import export
     from .retry import Retry
+    from .sources.opening import explode
+    from .sources.text import csv, jsonl
     from .step import Auto, Step
 
 __all__ = [
@@ -34,6 +36,9 @@ __all__ = [
     "Snapshot",
     "Step",
     "StepCounts",
+    "csv",
+    "explode",
     "export",
+    "jsonl",
     "run",
 ]

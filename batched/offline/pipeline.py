@@ -5,14 +5,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import fields
+from dataclasses import replace as replaced
 from os import PathLike
 from pathlib import Path
+from secrets import token_hex
 from typing import Any, Literal, get_args
 
 from .._core.checks import check_whole, suggest
 from .._services.failures import error_text
-from ..errors import ResultError, RunMismatch, RunStopped
+from ..errors import ResultError, RunMismatch, RunStopped, SourceError
 from .checks import check_amount
 from .engines.cluster import Ray
 from .engines.row_threads import ROW_THREADS
@@ -26,6 +28,7 @@ from .results.opening import open_result
 from .run.plan import Plan
 from .run.reader import Kept
 from .run.run import Run
+from .sources.base import Source
 from .sources.opening import open_source
 from .step import Auto, Step
 from .types.columns import Columns
@@ -75,7 +78,9 @@ class Pipeline:
         keep: str | Iterable[str] | None = None,
         failed: Failed = "drop",
         progress: str | PathLike[str] | None = None,
+        limit: int | None = None,
         overwrite: bool = False,
+        replace: bool = False,
         row_threads: int = ROW_THREADS,
         watch: bool | Callable[[Snapshot], None] = True,
     ) -> Report:
@@ -104,7 +109,9 @@ class Pipeline:
             keep: columns of the source that the result has; None: all.
             failed: "keep" writes failed rows, too, with nulls and a column `_error`.
             progress: the progress file; beside `dest` if not given. A URI needs it.
+            limit: number of rows that are read, for a trial; None: all.
             overwrite: whether a file at `dest` that no run of this progress file made is replaced.
+            replace: whether an output column may take the place of a column of the source.
             row_threads: threads for `preprocess`, `postprocess` and `where`; by default four more
                 than there are CPUs, at most 32.
             watch: whether to show the progress, or a function that gets a `Snapshot` a few times a
@@ -126,6 +133,8 @@ class Pipeline:
             if value not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
         check_whole("row_threads", row_threads)
+        if limit is not None:
+            check_whole("limit", limit)
         if workers is not None:
             check_whole("workers", workers)
         if not isinstance(watch, bool) and not callable(watch):
@@ -139,7 +148,7 @@ class Pipeline:
                     "for a thread cannot be cut off"
                 )
         steps = [
-            replace(
+            replaced(
                 step,
                 batch_size=step.batch_size or batch_size,
                 workers=step.workers
@@ -156,8 +165,10 @@ class Pipeline:
             raise ResultError(f"the folder {path.parent} does not exist; create it first")
         store = Progress(path)
         try:
-            opened = open_source(source, spool=path.with_name(f"{path.name}.input"))
+            opened = open_source(source, spool=path.with_name(f"{path.name}.input"), limit=limit)
             try:
+                if not replace:
+                    _check_outputs(steps, opened)
                 result = open_result(
                     dest,
                     overwrite=overwrite,
@@ -165,7 +176,8 @@ class Pipeline:
                     source_paths=opened.files.paths if opened.files else (),
                     progress=path,
                 )
-                prints = [fingerprint(step) for step in self.steps]
+                salt = store.get("salt") or token_hex(16)
+                prints = [fingerprint(step, salt) for step in self.steps]
                 first = min(asked, _first_to_compute(store, prints, on_mismatch, key))
                 names = [keep] if isinstance(keep, str) else None if keep is None else list(keep)
                 plan = Plan(steps, key)
@@ -179,7 +191,8 @@ class Pipeline:
                 anew = None if asked == len(steps) else [asked, prints]
                 if anew is not None and store.get("anew") == anew:
                     first = len(steps)
-                store.drop_steps(first, {"key": key, "steps": prints, "anew": anew})
+                notes = {"key": key, "steps": prints, "salt": salt, "anew": anew}
+                store.drop_steps(first, notes)
                 store.clear_letters("source")  # each run counts them anew
                 watching = watcher(watch, path, result.path)
                 work = Run(
@@ -224,6 +237,20 @@ def run(
             raise TypeError(f"run has no setting {name!r}{suggest(name, known)}")
     step = Step(fn, **{name: settings.pop(name) for name in of_step & settings.keys()})
     return Pipeline(step, max_failed=max_failed).run(source, dest, **settings)
+
+
+def _check_outputs(steps: Sequence[Step], source: Source) -> None:
+    """Raise `SourceError` if a step would replace a column of the source."""
+    names: Iterable[str] | None = source.columns
+    if names is None:
+        window = next(source.windows(None, 1, required=[]), None)
+        names = window.columns if window else []
+    for step in steps:
+        if taken := {*names} & {*step.outputs}:
+            raise SourceError(
+                f"step {step.name!r}: {source.name} has a column {min(taken)!r} already; choose "
+                "another output=, or let it take that place with replace=True"
+            )
 
 
 def _first_to_compute(
@@ -295,7 +322,7 @@ def _execute(
         stopped = error_text(error).error
         raise
     finally:
-        seen = replace(work.snapshot(), stopped=stopped)
+        seen = replaced(work.snapshot(), stopped=stopped)
         watching.update(seen, state)
     report = Report(**vars(seen), output=result.path, progress=str(path))
     if stopped:
@@ -309,7 +336,7 @@ def _write(work: Run, merge: Merge, kept: Kept, result: Result) -> None:
     """Write the result, unless it is there."""
     store, files = merge.progress, merge.source.files
     merged = {
-        "source": None if files is None else files.stamps,
+        "source": None if files is None else [files.stamps, merge.source.limit],
         "columns": [columns.names for columns in merge.columns],
         "keep": merge.keep,
         "failed": merge.keep_failed,

@@ -100,9 +100,10 @@ class Step:
     """
     postprocess: Callable[[Any], Any] | None = field(default=None, kw_only=True)
     """Function of one row's output that returns the result to keep, called in the same threads."""
-    where: Callable[[Any], bool] | None = field(default=None, kw_only=True)
+    where: Callable[..., bool] | None = field(default=None, kw_only=True)
     """Predicate on a row's result, called in the same threads. A row for which the predicate is
-    false enters no later step, and is not in the result.
+    false enters no later step, and is not in the result. A predicate with two parameters that
+    have no default also gets the row, a dict of the columns that the steps read.
     """
     route: Callable[[Any], str] | None = field(default=None, kw_only=True)
     """Function of one row's input that returns a key. Rows of one key run together. The function,

@@ -177,7 +177,7 @@ def test_one_command_writes_the_result_and_the_same_command_computes_nothing_aga
     ]
     out, err = capfd.readouterr()
     assert re.match(r"100 ok in [\d.]+ s \([\d,.]+ rows/s\)\n.*out\.parquet\n$", out)
-    assert err == ""
+    assert re.fullmatch(r".*out\.parquet done: length 100/.*100 rows.*\n", err)
     assert len(computed(folder)) == 100
     assert cli.main([*arguments(), "--workers", "2"]) == 0
     assert computed(folder) == []
@@ -281,7 +281,10 @@ def test_a_bad_row_is_shown_and_once_edited_computed_alone(folder: Path, capfd: 
     out, err = capfd.readouterr()
     assert "2 ok, 1 failed" in out
     assert "1 x ValueError" in out
-    assert re.fullmatch(r"1 row failed .*\n  batched status out\.parquet --failed\n", err)
+    assert re.search(
+        r"first failure: ValueError: no .*done: length 3/3 rows  1 failed\n", err, re.DOTALL
+    )
+    assert re.search(r"\n1 row failed .*\n  batched status out\.parquet --failed\n$", err)
     assert cli.main(["status", "out.parquet"]) == 0
     lines = capfd.readouterr().out.splitlines()
     assert "/out.parquet: done after 0:00:0" in lines[0]

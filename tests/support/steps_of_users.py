@@ -21,7 +21,15 @@ def step(**settings: Any) -> SimpleNamespace:
     plain = {"fn": len, "name": "embed", "version": None, "args": (), "kwargs": {}}
     columns = {"input": ("text",), "output": ("vector",)}
     return SimpleNamespace(
-        **{**plain, **columns, "preprocess": None, "postprocess": None, "route": None, **settings}
+        **{
+            **plain,
+            **columns,
+            "preprocess": None,
+            "postprocess": None,
+            "where": None,
+            "route": None,
+            **settings,
+        }
     )
 
 

@@ -11,6 +11,8 @@
 | timedelta | duration | seconds | the same |
 | Decimal | decimal128 | text of all digits | all digits |
 | bytes | binary | base64 | the same |
+| UUID, path | text | text | the same |
+| interval of Arrow | none | ISO 8601, as P1M2DT0.5S | the same |
 | list, dict, array | list, struct, fixed_size_list | array, object | JSON |
 """
 
@@ -23,6 +25,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import date, time, timedelta
 from decimal import Decimal
+from math import isfinite
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,6 +33,8 @@ import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from ..types.values import read
 
 GROUP_ROWS: Final = 65_536
 """Rows that end a row group."""
@@ -137,9 +142,23 @@ def _json(value: Any) -> bytes:
     """
     with suppress(TypeError):
         text = orjson.dumps(value, _plain, orjson.OPT_SERIALIZE_NUMPY)
-        if b"null" not in text:
+        if b"null" not in text or _is_finite(value):
             return text
     return _STANDARD.encode(value).encode(errors="backslashreplace")
+
+
+def _is_finite(value: Any) -> bool:
+    """Return whether no number in a value is NaN or infinite."""
+    if isinstance(value, float):
+        return isfinite(value)
+    if isinstance(value, np.ndarray):
+        return value.dtype.kind != "f" or bool(np.isfinite(value).all())
+    if isinstance(value, list | tuple):
+        with suppress(TypeError, OverflowError):  # as vectors have no other values, and are long
+            if value and type(value[0]) is float:
+                return isfinite(sum(value))
+        return all(map(_is_finite, value))
+    return not isinstance(value, dict) or all(map(_is_finite, value.values()))
 
 
 def _plain(value: Any) -> Any:
@@ -158,7 +177,9 @@ def _plain(value: Any) -> Any:
         return float(str(value))  # as few digits as the type needs
     if isinstance(value, np.generic):
         return value.item()
-    raise TypeError(f"a {type(value).__name__} has no form as text")
+    if hasattr(value, "months"):
+        return f"P{value.months}M{value.days}DT{value.nanoseconds / 1e9:g}S"
+    return read(value)[0]
 
 
 _STANDARD: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_plain)
@@ -172,6 +193,18 @@ def _csv_lines(names: list[str], rows: Iterator[Sequence[Any]]) -> list[bytes]:
         ",".join([none if value is None else _cell(value) for value in row]).encode() + LINE_END
         for row in rows
     ]
+
+
+def find_surrogates(column: Sequence[Any]) -> list[int]:
+    """Return the places of texts with lone surrogates, which UTF-8 has no bytes for."""
+    found = []
+    for place, value in enumerate(column):
+        if isinstance(value, str) and not value.isascii():
+            try:
+                value.encode()
+            except UnicodeEncodeError:
+                found.append(place)
+    return found
 
 
 def _cell(value: Any) -> str:

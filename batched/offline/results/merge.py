@@ -34,7 +34,7 @@ from ..types.columns import Columns, Kinds, fit, without_empty
 from ..types.packing import join
 from ..types.values import arrow_type, unify
 from .committed import Committed
-from .formats import Parquet
+from .formats import Parquet, find_surrogates
 from .local import Result, Stamp
 
 WINDOW_ROWS: Final = 8192
@@ -59,6 +59,7 @@ class Merge:
     """Key column of the source, if there is one."""
     keep_failed: bool = False
     _kinds: dict[str, Any] = field(default_factory=dict)  # or Arrow types, by column; None: text
+    _is_csv: bool = False
     _misfits: dict[int, str] = field(default_factory=dict)  # reasons by place in the window
 
     def check(self, result: Result) -> None:
@@ -86,6 +87,7 @@ class Merge:
         `note_letters` gets the rows left out by rule 3; an error of it ends the merge.
         """
         self.progress.clear_letters("output")
+        self._is_csv = result.suffix == ".csv"
         schema = self.source.schema
         names = [*filter(self._is_kept, kept if schema is None else schema.names)]
         self._kinds = dict.fromkeys([*names, *self._last_steps, *[ERROR] * self.keep_failed])
@@ -171,6 +173,11 @@ class Merge:
             columns = {name: column[piece] for name, column in kept.items()}
             for step in range(len(self.columns)):
                 columns |= self._gather(step, values, first, places)
+            for name, column in columns.items() if self._is_csv else ():
+                for at in find_surrogates(column):
+                    reason = "CSV cannot hold a text with a lone surrogate"
+                    misfits[int(places[at])] = f"column {name!r}: {reason}"
+                    columns[name] = column = [*column[:at], None, *column[at + 1 :]]
             odd = [place for place in misfits if place in places and ok[place]]
             ok[odd] = False
             keys = self.progress.keys_of_rows(first, size) if odd else {}

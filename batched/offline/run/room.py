@@ -8,6 +8,7 @@ and come back with their outcomes (`_take`). The user's code for single rows, `p
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -66,6 +67,12 @@ class Room:
         # errors of the user's code that cost one row, also where they would end a thread
         on_threads = self._prepares is not None or self._finishes is not None
         self._caught = BaseException if on_threads else Exception
+        self._where: Callable[[Any, Row], bool] | None = None
+        if (where := step.where) is not None:
+            takes_row = _takes_two(where)
+            self._where = lambda output, row: (
+                where(output, {**row.values}) if takes_row else where(output)
+            )
         options = step.parts.function.options
         policy, slots = options.policy, engine.slots
         varies = options.item_length is not None or engine.takes_features
@@ -282,7 +289,8 @@ class Room:
                     output = tree_unflatten(output, iter(arrays))
                 if step.postprocess is not None:
                     output = step.postprocess(output)
-                row.result = output if step.where is None or step.where(output) else FILTERED
+                keep = self._where is None or self._where(output, row)
+                row.result = output if keep else FILTERED
                 good.append(row)
             except self._caught as error:
                 dead.append((row, "postprocess", error))
@@ -348,3 +356,12 @@ class Room:
             filtered=self.filtered,
             types={name: dict(counts) for name, counts in self._types.items()},
         )
+
+
+def _takes_two(function: Callable[..., Any]) -> bool:
+    """Return whether a function has two parameters without a default."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:  # of a builtin
+        return False
+    return len([one for one in parameters if one.default is one.empty]) == 2

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, islice
 from reprlib import repr as shorten
 from typing import Any, Final
 
 import pyarrow as pa
 
 from ...errors import SourceError
-from ..types.arrow import to_python, without_views
+from ..types.arrow import plain_type, to_python, without_views
 from .errors import check_names, explain, lack, missing_column, refusing, row_name
 from .files import Files
 
@@ -101,6 +101,8 @@ class Source:
 
     columns: list[str] | None = None
     """Names of the columns; None if only the rows know."""
+    limit: int | None = None
+    """Number of rows that are read at most; None: all."""
     schema: Any = None
     """Arrow's schema of all columns; None if rows are Python's."""
     _windows: Callable[[Sequence[str] | None, int, Sequence[str]], Iterator[Window]]
@@ -163,7 +165,7 @@ class RowSource(Source):
     ) -> Iterator[Window]:
         first, needed = 0, set(required)
         unseen, seen = set(columns or ()) - needed, dict[Any, None]()
-        for rows, lines in gather(self._read(), size, self.name):
+        for rows, lines in gather(islice(self._read(), self.limit), size, self.name):
             window = Window(first, len(rows), {}, lines=lines)
             for place, row in enumerate(rows):
                 if type(row) is dict and row.keys() >= needed:
@@ -223,17 +225,12 @@ def gather(rows: Rows, size: int, name: str) -> Iterator[tuple[list[Any], list[L
 
 def _weight(value: Any) -> int:
     """Return the bytes of the parts of a value that may be large, roughly."""
-    if type(value) in _SMALL:
-        return 0
     if isinstance(value, dict):
         return sum(map(_weight, value.values()))
     if isinstance(value, list | tuple):
-        numbers = not value or type(value[0]) in _SMALL
-        return 8 * len(value) + (0 if numbers else sum(map(_weight, value)))
+        are_numbers = not value or isinstance(value[0], int | float | None)
+        return 8 * len(value) if are_numbers else sum(map(_weight, value))
     return len(value) if isinstance(value, str | bytes) else getattr(value, "nbytes", 0)
-
-
-_SMALL: Final = {int, float, bool, type(None)}
 
 
 class ArrowSource(Source):
@@ -258,29 +255,39 @@ class ArrowSource(Source):
         schema = pa.schema([self.schema.field(name) for name in read])
         first = 0
         with refusing(lambda: f"{row_name(first)} of {self.name}, or one soon after it,"):
-            for pieces in _regroup(self._read(read), schema, size):
-                table = pa.Table.from_batches(pieces)
-                data = {name: table.column(name).combine_chunks() for name in names}
-                yield Window(first, table.num_rows, data)
-                first += table.num_rows
+            for whole in self._read(read):
+                left = None if self.limit is None else self.limit - first
+                batch = conform(whole.slice(0, left), schema, {})
+                room = batch.num_rows * WINDOW_BYTES // max(1, batch.nbytes)
+                step = max(1, min(size, room))
+                for offset in range(0, batch.num_rows, step):
+                    part = batch.slice(offset, step)
+                    yield Window(first, part.num_rows, {name: part.column(name) for name in names})
+                    first += part.num_rows
+                if first == self.limit:
+                    return
 
 
-def _regroup(batches: Iterable[Any], schema: Any, size: int) -> Iterator[list[Any]]:
-    """Cut and gather batches to groups of `size` rows, or fewer rows where these are large."""
-    pieces: list[Any] = []
-    rows, room = 0, WINDOW_BYTES
-    for batch in batches:
-        offset = 0
-        while offset < batch.num_rows:
-            piece = batch.slice(offset, size - rows).select(schema.names).cast(schema)
-            if is_full := piece.nbytes > room:
-                piece = piece.slice(0, max(1, piece.num_rows * room // piece.nbytes))
-            pieces.append(piece)
-            offset += piece.num_rows
-            rows += piece.num_rows
-            room -= piece.nbytes
-            if is_full or rows == size:
-                yield pieces
-                pieces, rows, room = [], 0, WINDOW_BYTES
-    if pieces:
-        yield pieces
+def unify(schemas: Sequence[Any], name: str) -> Any:
+    """Return the schema that takes the values of all schemas; text and bytes have none."""
+    with refusing(lambda: name):
+        found = pa.unify_schemas(
+            [pa.schema([each.with_type(plain_type(each.type)) for each in one]) for one in schemas],
+            promote_options="permissive",
+        )
+    for each in chain.from_iterable(schemas):
+        now = found.field(each.name).type
+        if "string" in str(each.type) and "string" not in str(now):
+            raise SourceError(f"{name} has text and {now} in the column {each.name!r}")
+    return found
+
+
+def conform(batch: Any, schema: Any, constants: Mapping[str, Any]) -> Any:
+    """Return a batch with the columns of a schema; a missing one is a constant, or null."""
+    arrays = [
+        batch.column(each.name).cast(each.type)
+        if each.name in batch.schema.names
+        else pa.repeat(pa.scalar(constants.get(each.name), each.type), batch.num_rows)
+        for each in schema
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -29,7 +29,11 @@ from .errors import refusing
 TABLES: Final = {".parquet": "parquet", **dict.fromkeys([".arrow", ".feather", ".ipc"], "ipc")}
 """Formats of tables, by suffix."""
 
-TEXTS: Final = {".jsonl": "json", ".ndjson": "json", ".csv": "csv", ".tsv": "tsv"}
+TEXTS: Final = {
+    **dict.fromkeys([".jsonl", ".ndjson", ".json"], "json"),
+    ".csv": "csv",
+    ".tsv": "tsv",
+}
 """Formats of text, by suffix."""
 
 COMPRESSED: Final = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
@@ -77,15 +81,6 @@ class Files:
             )
         return next(iter(formats))
 
-    def check_columns(self, columns: Sequence[Sequence[str]]) -> None:
-        """Raise `SourceError` unless all files have the same columns, listed file by file."""
-        for path, names in zip(self.paths, columns, strict=True):
-            if sorted(names) != sorted(columns[0]):
-                raise SourceError(
-                    f"{path!r} has the columns {', '.join(names)}, but {self.paths[0]!r} has "
-                    f"{', '.join(columns[0])}"
-                )
-
     def _find(self) -> dict[str, tuple[int, int | None]]:
         found = {}
         bases = []
@@ -97,7 +92,8 @@ class Files:
             if not files:
                 raise SourceError(
                     f"no file matches {self.show(pattern)!r}; a folder is read for its Parquet and "
-                    "IPC files, text by a glob such as 'folder/*.jsonl'"
+                    "IPC files, text by a glob such as 'folder/*.jsonl', and a list of texts as "
+                    "[{'text': text} for text in texts]"
                 )
             found.update({file.path: (file.size, file.mtime_ns) for file in files})
         self.base = commonpath(bases)

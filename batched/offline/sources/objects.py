@@ -9,9 +9,9 @@ data loader shuffles.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from itertools import chain, repeat
+from itertools import islice, repeat
 from pathlib import Path
 from reprlib import repr as shorten
 from typing import Any, Final
@@ -19,10 +19,11 @@ from typing import Any, Final
 import pyarrow as pa
 
 from ...errors import SourceError
-from .base import WINDOW_ROWS, ArrowSource, Fault, RowSource, Source
+from .base import WINDOW_ROWS, ArrowSource, Fault, Rows, RowSource, Source
 from .errors import explain
 from .spool import spool_batches, spool_rows
 
+_INDEX: Final = re.compile(r"__index_level_\d+__")
 _IN_MEMORY: Final = {"pyarrow", "pandas", "polars"}
 """Packages of tables that are whole in memory, except readers."""
 
@@ -30,19 +31,21 @@ _IN_MEMORY: Final = {"pyarrow", "pandas", "polars"}
 def _open_sequence(sequence: Any, name: str) -> Source:
     """Open rows by number, because the iteration of a map-style dataset may never end."""
 
-    def item(number: int) -> Any:
-        try:
-            return sequence[number]
-        except Exception as error:
-            return Fault(f"the row cannot be read: {explain(error)}")
+    def read() -> Rows:
+        for number in range(len(sequence)):
+            try:
+                yield sequence[number], None
+            except Exception as error:
+                yield Fault(f"the row cannot be read: {explain(error)}"), None
 
-    return RowSource(
-        name, lambda: zip(map(item, range(len(sequence))), repeat(None)), rows=len(sequence)
-    )
+    return RowSource(name, read, rows=len(sequence))
 
 
 def _open_dataset(dataset: Any, name: str) -> Source:
-    """Open a `datasets.Dataset`, with the choice and order of rows that it stands for."""
+    """Open a `datasets.Dataset`, with its choice and order of rows, and its transform if any."""
+    form = dataset.format
+    if form["type"] or form["columns"] != dataset.column_names:
+        return _open_sequence(dataset, name)
     rows = dataset.with_format("arrow")
 
     def read(columns: list[str]) -> Iterator[Any]:
@@ -52,22 +55,11 @@ def _open_dataset(dataset: Any, name: str) -> Source:
     return ArrowSource(name, dataset.features.arrow_schema, read, rows=dataset.num_rows)
 
 
-def _open_ray(dataset: Any, name: str, spool: Path) -> Source:
-    """Open a `ray.data.Dataset`; Ray computes its blocks as they are read."""
+def _open_ray(dataset: Any, name: str, spool: Path, limit: int | None) -> Source:
+    """Open a `ray.data.Dataset`, which Ray computes now."""
     blocks = dataset.iter_batches(batch_size=None, batch_format="pyarrow")
     batches = (_without_tensors(batch) for block in blocks for batch in block.to_batches())
-    first = next(batches, None)
-    if first is None:
-        return _open_sequence([], name)
-
-    def end() -> None:
-        with suppress(ValueError):  # a reader is inside, and ends with the run
-            batches.close()
-
-    source = spool_batches(first.schema, chain([first], batches), name, spool, end)
-    if type(dataset).__name__ == "MaterializedDataset":  # any other would be computed to be counted
-        source.rows = dataset.count()
-    return source
+    return spool_batches(batches, name, spool, limit, batches.close)
 
 
 def _without_tensors(batch: Any) -> Any:
@@ -92,7 +84,7 @@ def _plain(name: str, array: Any) -> Any:
     )
 
 
-def open_object(source: Any, spool: Path) -> Source:
+def open_object(source: Any, spool: Path, limit: int | None) -> Source:
     """Open an object that has rows."""
     kind = type(source)
     package = kind.__module__.split(".")[0]
@@ -107,7 +99,7 @@ def open_object(source: Any, spool: Path) -> Source:
             raise SourceError(f"{name} has several splits; pass one of {list(source.num_rows)}")
         return _open_dataset(source, name)
     if package == "ray" and hasattr(source, "iter_batches"):
-        return _open_ray(source, name, spool)
+        return _open_ray(source, name, spool, limit)
     if package == "pyarrow" and hasattr(source, "get_fragments"):
         from .tables import open_dataset
 
@@ -117,12 +109,14 @@ def open_object(source: Any, spool: Path) -> Source:
             reader = pa.RecordBatchReader.from_stream(source)
             if package in _IN_MEMORY and not isinstance(source, pa.RecordBatchReader):
                 table = reader.read_all()
+                # of a filtered frame of pandas
+                table = table.drop_columns([*filter(_INDEX.fullmatch, table.column_names)])
                 return ArrowSource(
                     name, table.schema, lambda _: table.to_batches(), rows=table.num_rows
                 )
         except (pa.ArrowException, TypeError) as error:
             raise SourceError(f"{name} is no Arrow table: {error}") from error
-        return spool_batches(reader.schema, reader, name, spool, reader.close)
+        return spool_batches(reader, name, spool, limit, reader.close)
     if isinstance(source, Mapping):
         raise SourceError(
             f"{name} is no list of rows; a dict of columns is made one by pyarrow.table(...)"
@@ -136,4 +130,4 @@ def open_object(source: Any, spool: Path) -> Source:
             f"{shorten(source)} is no source; sources are paths, tables of Arrow, polars, pandas "
             "or duckdb, datasets, also of Ray, and lists or iterators of dicts"
         ) from None
-    return spool_rows(zip(rows, repeat(None)), name, spool)
+    return spool_rows(islice(zip(rows, repeat(None)), limit), name, spool)

@@ -4,8 +4,8 @@
   for: the scanner of `pyarrow.dataset` would decode a row group as a whole. The scanner reads IPC
   files, and all objects of `pyarrow.dataset`.
 - Folders named `column=value` (Hive), below the folder given or the first wildcard, are columns.
-- Files that paths name have the same columns; a column of nulls joins a column of any type. Files
-  of a `Dataset` object are read as its schema says.
+- Files that paths name may have other types and columns: each column gets the type that takes all
+  its values, and null where a file lacks it. Files of a `Dataset` are read as its schema says.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from .base import WINDOW_BYTES, WINDOW_ROWS, ArrowSource
+from .base import WINDOW_BYTES, WINDOW_ROWS, ArrowSource, conform, unify
 from .errors import refusing
 from .files import Files
 
@@ -45,7 +45,7 @@ def _scan(name: str, files: Files | None, dataset: Any) -> ArrowSource:
 
 def _read_parquet(dataset: Any, schema: Any, columns: list[str]) -> Iterator[Any]:
     """Read the Parquet files of a dataset."""
-    fields = [schema.field(name) for name in columns]
+    schema = pa.schema([schema.field(name) for name in columns])
     for fragment in dataset.get_fragments():
         folders = ds.get_partition_keys(fragment.partition_expression)
         with refusing(partial(repr, fragment.path)), fragment.open() as file:
@@ -57,14 +57,7 @@ def _read_parquet(dataset: Any, schema: Any, columns: list[str]) -> Iterator[Any
                 columns=columns,
                 use_threads=False,  # each more that decodes keeps some memory
             ):
-                # "a.b" also brings the field b of a column a
-                arrays = [
-                    batch.column(field.name)
-                    if field.name in batch.schema.names
-                    else pa.repeat(pa.scalar(folders.get(field.name), field.type), batch.num_rows)
-                    for field in fields
-                ]
-                yield pa.RecordBatch.from_arrays(arrays, columns)
+                yield conform(batch, schema, folders)  # "a.b" brings the field b of a, too
 
 
 def open_tables(files: Files) -> ArrowSource:
@@ -84,11 +77,7 @@ def open_tables(files: Files) -> ArrowSource:
         fragments = factory.finish(folders).get_fragments()
         with ThreadPoolExecutor(_OPENERS) as pool:
             schemas, rows = zip(*pool.map(_read_footer, fragments), strict=True)
-    files.check_columns([schema.names for schema in schemas])
-    schema = schemas[0]
-    for path, each in zip(files.paths, schemas, strict=True):
-        with refusing(partial(repr, path)):
-            schema = pa.unify_schemas([schema, each])  # null to any type, no more
+    schema = unify(schemas, files.name)
     schema = pa.schema([*schema, *[each for each in folders if each.name not in schema.names]])
     if is_parquet:
         read = partial(_read_parquet, factory.finish(folders), schema)

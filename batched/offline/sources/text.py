@@ -1,19 +1,23 @@
-"""Text files as sources: JSON lines and CSV, plain or compressed.
+"""Text files as sources: JSON lines, JSON arrays and CSV, plain or compressed.
 
 - JSON lines: one object a line. NaN, infinities and integers over 64 bits are read as they were
-  written; blank lines are skipped.
+  written; blank lines are skipped. A file that begins with "[" is an array of rows, held in memory.
 - CSV, and TSV with tabs: the first line has the names. All values are text: "NA", "" and "00000"
   stay. A quotation mark out of place ends the reading: the end of its row is not known.
-- Text is UTF-8, with or without a byte order mark.
+- Text is UTF-8, with or without a byte order mark, unless a setting says otherwise.
 """
 
 from __future__ import annotations
 
-import csv
 import io
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from csv import QUOTE_MINIMAL, QUOTE_NONE, field_size_limit, reader
+from csv import Error as CsvError
+from dataclasses import dataclass
 from functools import partial
+from itertools import chain, repeat
+from os import PathLike
 from posixpath import splitext
 from typing import Any, Final
 
@@ -28,6 +32,8 @@ from .files import COMPRESSED, Files
 Parser = Callable[[str, Any], Rows]
 """Reader of the rows of an open file, by its path and the file."""
 
+Paths = str | PathLike[str] | Sequence[str | PathLike[str]]
+
 _BUFFER: Final = 1 << 20
 """Bytes of a file that are read at once."""
 
@@ -41,36 +47,94 @@ _LONG_NUMBER: Final = b"0" * 19
 """Digits of the smallest integer over 63 bits; orjson makes floats of integers over 64."""
 
 
+@dataclass(frozen=True)
+class Text:
+    """Text files, and how they are written."""
+
+    paths: Paths
+    format: str
+    """One of `files.TEXTS`."""
+    encoding: str = "utf-8"
+    delimiter: str | None = None
+    """None: a comma, or a tab for TSV."""
+    quote: str | None = '"'
+    header: bool | Sequence[str] = True
+
+
+def csv(
+    path: Paths,
+    *,
+    delimiter: str = ",",
+    encoding: str = "utf-8",
+    quote: str | None = '"',
+    header: bool | Sequence[str] = True,
+) -> Text:
+    r"""Return CSV files as a source, with settings for the way they are written.
+
+    Args:
+        path: a path, several paths, a glob or a URI.
+        delimiter: the character between two values.
+        encoding: the encoding, by its name in Python, such as `"latin-1"` or `"utf-16"`.
+        quote: the quotation mark, which is doubled within a value; `'\\"'` if it has a backslash
+            there instead; None if there is none.
+        header: whether the first line has the names of the columns; False: the columns are
+            `column0`, `column1` and so on. A list of names stands for the header.
+    """
+    return Text(path, "csv", encoding, delimiter, quote, header)
+
+
+def jsonl(path: Paths, *, encoding: str = "utf-8") -> Text:
+    """Return files of JSON lines as a source, with their encoding by its name in Python."""
+    return Text(path, "json", encoding)
+
+
 class TextSource(RowSource):
     """Text files, and the place that reading has come to."""
 
     files: Files
 
-    def __init__(self, files: Files, parse: Parser) -> None:
-        """Take files of text, and the parser of one file."""
+    def __init__(self, files: Files, form: Text) -> None:
+        """Take files of text, and how they are written."""
         super().__init__(files.name, self._read_all, files=files)
-        self._parse = parse
+        self._form = form
+        self._names: list[str] = []  # of the columns of CSV
         self._before = 0  # bytes of files that are read to the end
         self._file: Any = None  # file that is being read
         self._seen = (0, 0)  # rows, and bytes that held them
+        self._delimiter = form.delimiter or ("\t" if form.format == "tsv" else ",")
+        if form.format != "json":
+            field_size_limit(max(field_size_limit(), _LARGEST_FIELD))
+            headers = map(self._find_names, files.found, files.paths)
+            self.columns = list(dict.fromkeys(chain.from_iterable(headers)))
 
     def _read_all(self) -> Rows:
         self._before = 0
+        parse: Parser = self._read_csv if self.columns else read_json
         for path, (size, _) in self.files.found.items():
-            yield from self.read_file(path, self._parse)
+            yield from self._read_file(path, parse)
             self._before += size
 
-    def read_file(self, path: str, parse: Parser) -> Rows:
+    def _read_file(self, path: str, parse: Parser) -> Rows:
         """Read the rows of one file."""
-        shown = self.files.show(path)
+        shown, encoding = self.files.show(path), self._form.encoding
         opened = self.files.filesystem.open_input_file
         with refusing(partial(repr, shown)), io.BufferedReader(opened(path), _BUFFER) as file:
             self._file = file
+            plain: Any = file
             if codec := COMPRESSED.get(splitext(path.lower())[1]):
-                plain = pa.CompressedInputStream(file, codec)
-                yield from parse(shown, io.BufferedReader(plain))
-            else:
-                yield from parse(shown, file)
+                plain = io.BufferedReader(pa.CompressedInputStream(file, codec))
+            if encoding == "utf-8" and plain.peek(2)[:2] in _UTF_16:
+                name = "jsonl" if parse is read_json else "csv"
+                raise SourceError(
+                    f"{shown!r} is UTF-16; offline.{name}(path, encoding='utf-16') reads it"
+                )
+            if parse is not read_json or encoding != "utf-8":
+                name = "utf-8-sig" if encoding == "utf-8" else encoding
+                end = "\n" if parse is read_json else ""
+                plain = io.TextIOWrapper(plain, name, "surrogateescape", newline=end)
+                if parse is read_json:
+                    plain = (line.encode(errors="surrogateescape") for line in plain)
+            yield from parse(shown, plain)
 
     def _note(self, rows: int) -> None:
         self._seen = rows, self._before + (0 if self._file.closed else self._file.tell())
@@ -80,14 +144,90 @@ class TextSource(RowSource):
         rows, read = self._seen
         return self.rows if self.rows is not None or not read else rows * self.files.size // read
 
+    def _find_names(self, path: str, shown: str) -> list[str]:
+        """Return the names of the columns of a CSV file."""
+        form = self._form
+        first, _ = next(self._read_file(path, self._read_records), ([], None))
+        if not isinstance(form.header, bool):
+            return list(form.header)
+        if not first:
+            raise SourceError(f"{shown!r} is empty; the first line of a CSV file names columns")
+        if why := _fault_of("".join(first)):
+            raise SourceError(f"{shown!r}, line 1: {why}")
+        other = next((each for each in ";\t|," if each in first[0]), None)
+        if len(first) == 1 and other and not form.delimiter:
+            raise SourceError(
+                f"{shown!r}: its first line has no {self._delimiter!r}, but {other!r}; "
+                f"offline.csv(path, delimiter={other!r}) splits it there"
+            )
+        if not form.header:
+            return [f"column{place}" for place in range(len(first))]
+        check_names(repr(shown), first)
+        return list(first)
+
+    def _read_records(self, path: str, text: Any) -> Rows:
+        quote = self._form.quote or ""
+        # strict: an open quotation mark would swallow the rest of the file
+        records = reader(
+            text,
+            delimiter=self._delimiter,
+            quotechar=quote[-1:] or None,
+            quoting=QUOTE_MINIMAL if quote else QUOTE_NONE,
+            doublequote=len(quote) < 2,
+            escapechar=quote[:-1] or None,
+            strict=True,
+        )
+        try:
+            for record in records:
+                if record:  # no blank line
+                    yield record, (path, records.line_num)
+        except CsvError as error:
+            raise SourceError(
+                f"{path!r}, line {records.line_num}: not CSV ({error}); offline.csv(path, "
+                "quote=...) says how its values are quoted"
+            ) from error
+
+    def _read_csv(self, path: str, file: Any) -> Rows:
+        names = self.columns or []
+        records = self._read_records(path, file)
+        if self._form.header is True:
+            names, _ = next(records)
+        for record, line in records:
+            text = "".join(record)
+            if len(record) != len(names):
+                yield Fault(f"{len(record)} values, but there are {len(names)} columns"), line
+            elif not text.isascii() and (why := _fault_of(text)):
+                yield Fault(why), line
+            else:
+                yield dict(zip(names, record, strict=True)), line
+
+
+_UTF_16: Final = (b"\xff\xfe", b"\xfe\xff", b"{\0", b"[\0")
+"""First two bytes of text in UTF-16, with a byte order mark or without one."""
+
 
 def read_json(path: str, file: Iterable[bytes]) -> Rows:
-    """Read rows from lines of JSON."""
-    for number, line in enumerate(file, 1):
+    """Read rows from lines of JSON, or from an array."""
+    is_first = True
+    lines = enumerate(file, 1)
+    for number, line in lines:
         if number == 1:
             line = line.removeprefix(_BYTE_ORDER_MARK)
-        if line and not line.isspace():
+        if not line or line.isspace():
+            continue
+        if is_first and line.lstrip().startswith(b"["):
+            rows = _parse(line + b"".join([more for _, more in lines]))
+            if not isinstance(rows, list):
+                raise SourceError(f"{path!r} begins with '[', and is no array of rows: {rows}")
+            yield from zip(rows, repeat(None))
+        elif is_first and line.strip()[-1:] in (b"{", b"[", b","):
+            raise SourceError(
+                f"{path!r} is one JSON value on several lines; rows are objects, one on each line, "
+                "or one array of objects"
+            )
+        else:
             yield _parse(line), (path, number)
+        is_first = False
 
 
 def _parse(line: bytes) -> Any:
@@ -99,59 +239,15 @@ def _parse(line: bytes) -> Any:
     try:
         return json.loads(line.decode())
     except UnicodeDecodeError as error:
-        return Fault(f"not UTF-8 ({error})")
+        return Fault(f"not UTF-8 ({error}); offline.jsonl(path, encoding='latin-1') reads Latin-1")
     except (ValueError, RecursionError) as error:
         return Fault(f"not JSON ({error})")
-
-
-def open_csv(files: Files) -> TextSource:
-    """Open files of separated values; all have the same columns."""
-    csv.field_size_limit(max(csv.field_size_limit(), _LARGEST_FIELD))
-    records = partial(_read_records, "\t" if files.format == "tsv" else ",")
-    source = TextSource(files, partial(_read_csv, records))
-    headers: list[list[str]] = []
-    for path, shown in zip(files.found, files.paths, strict=True):
-        header, _ = next(source.read_file(path, records), ([], None))
-        if not header:
-            raise SourceError(f"{shown!r} is empty; the first line of a CSV file names columns")
-        if why := _fault_of("".join(header)):
-            raise SourceError(f"{shown!r}, line 1: {why}")
-        check_names(repr(shown), header)
-        headers.append(header)
-    files.check_columns(headers)
-    source.columns = headers[0]
-    return source
-
-
-def _read_records(delimiter: str, path: str, file: Any) -> Rows:
-    text = io.TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline="")
-    # strict: an open quotation mark would swallow the rest of the file
-    reader = csv.reader(text, delimiter=delimiter, strict=True)
-    try:
-        for record in reader:
-            if record:  # no blank line
-                yield record, (path, reader.line_num)
-    except csv.Error as error:
-        raise SourceError(f"{path!r}, line {reader.line_num}: not CSV ({error})") from error
-
-
-def _read_csv(read: Parser, path: str, file: Any) -> Rows:
-    records = read(path, file)
-    header, _ = next(records)
-    for record, line in records:
-        text = "".join(record)
-        if len(record) != len(header):
-            why = f"{len(record)} values, but the first line names {len(header)} columns"
-            yield Fault(why), line
-        elif not text.isascii() and (why := _fault_of(text)):
-            yield Fault(why), line
-        else:
-            yield dict(zip(header, record, strict=True)), line
 
 
 def _fault_of(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        return f"not UTF-8 (byte 0x{ord(text[error.start]) & 0xFF:02x})"
+        byte = ord(text[error.start]) & 0xFF
+        return f"not UTF-8 (byte 0x{byte:02x}); offline.csv(path, encoding='latin-1') reads Latin-1"
     return ""

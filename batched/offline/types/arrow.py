@@ -107,3 +107,8 @@ def without_views(kind: Any) -> Any:
     elif types.is_fixed_size_list(kind):
         make = functools.partial(pa.list_, list_size=kind.list_size)
     return make(kind.value_field.with_type(without_views(kind.value_type))) if make else kind
+
+
+def plain_type(kind: Any) -> Any:
+    """Return the type without views of text, and that of its values for a dictionary."""
+    return without_views(kind.value_type if types.is_dictionary(kind) else kind)

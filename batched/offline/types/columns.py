@@ -169,13 +169,14 @@ class Kinds:
     @property
     def agree(self) -> bool:
         """Whether one kind takes all values; else `final` needs the kind of every single row."""
-        return self._common is not None
+        return self._common not in (None, "any")
 
     def final(self) -> Kind:
         """Return the kind of the column."""
-        if self._common is not None:
-            return self._common
-        counts = sorted(self._counts.values(), key=lambda one: (-one[0], _rank(one[1])))
+        if self.agree:
+            return self._common  # type: ignore[return-value]  # no None
+        typed = [one for one in self._counts.values() if one[1] != "any"]
+        counts = sorted(typed, key=lambda one: (-one[0], _rank(one[1])))
         best: tuple[int, Kind] = 0, "null"
         for _, common in counts[:SEEDS]:
             total = 0

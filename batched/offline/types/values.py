@@ -1,17 +1,17 @@
 """Canonical values: the plain form of a value, its kind, and its way into Arrow and back.
 
-1. The canonical form is a function of the value alone. The next step gets this form, and so does a
-   run that resumes.
+1. The canonical form is a function of the value alone, never of its neighbours: what the function
+   returned, in plain types. The next step gets it, a run that resumes, and a result as text.
 2. Python code reads a value. Arrow would drop unknown fields and zones of times silently.
-3. `unify` finds the narrowest kind for the values of a final column, in any order of the values.
-   `to_python(to_array([plain], arrow_type(kind))) == [plain]`, except as in the table.
+3. Types exist only in Parquet. `unify` finds the narrowest kind for the values of a column, in any
+   order of the values. A value that no type of Arrow takes has the kind "any".
 
 | value | canonical form | Arrow |
 |---|---|---|
-| None, bool, int of 64 bits, float, str, bytes, date, naive time | the same | the like |
+| None, bool, int, float, str, bytes, date, naive time | the same | the like |
 | datetime with a zone; without | in UTC; the same | timestamp in UTC; without a zone |
 | timedelta | the same | duration |
-| Decimal of at most 38 digits | without exponent, no negative zero | decimal128 |
+| Decimal | the same | decimal128 |
 | mapping, dataclass, pydantic model | dict | struct |
 | list, tuple | list | list |
 | arrays or tensors of one shape | array | fixed_size_list, fixed_shape_tensor |
@@ -21,8 +21,8 @@
 | Enum; UUID, Path | its value; text | the like |
 
 Subclasses of str, int, float and times come back as plain ones. An array keeps its dtype, shape and
-order; bfloat16 becomes float32, and text and objects become lists. Within one list, integers among
-floats become floats, dicts get the fields of all of them, and decimals the same number of places.
+order; bfloat16 becomes float32, and text and objects become lists. No type of Arrow takes integers
+of more than 64 bits, decimals of more than 38 digits, lone surrogates, and lists of several kinds.
 Times have microseconds; a nanosecond that is not zero is refused.
 """
 
@@ -31,6 +31,7 @@ from __future__ import annotations
 import reprlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
@@ -54,6 +55,8 @@ Kind = str | tuple[Any, ...]
 - `("struct", ((name, kind), ...))`;
 - `("array", dtype, shape)`; `("array", dtype, None)` for vectors of any length;
 - `("decimal", digits before the point, digits after it)`.
+
+"any" is the kind of a value that no type takes.
 """
 
 _FLAT: Final[dict[str, Any]] = {
@@ -82,6 +85,7 @@ _PLAIN: Final[dict[type, Kind]] = {
 _TIMES: Final = {datetime: "datetime", date: "date", time: "time", timedelta: "timedelta"}
 
 EXACT: Final = 2**53  # up to here a double holds every integer
+MAX_BITS: Final = 8192  # Python turns no more than 4,300 digits into text
 MAX_DIGITS: Final = 38  # of decimal128
 MAX_DEPTH: Final = 32  # Arrow's streams refuse more than 64 levels
 MAX_FIELDS: Final = 1_000  # a dict with more is keyed by data, and each new key would be a column
@@ -114,7 +118,7 @@ def arrow_type(kind: Kind | pa.DataType) -> Any:
 def describe_kind(kind: Kind | pa.DataType) -> str:
     """Return the kind, or the declared type, in words, for messages and for status."""
     # Arrow calls numbers of 32 bits floats.
-    words: dict[Any, str] = {"int53": "int", "int64": "int", "float": "float"}
+    words: dict[Any, str] = {"any": "no type", "int53": "int", "int64": "int", "float": "float"}
     return words.get(kind) or str(arrow_type(kind))
 
 
@@ -164,6 +168,8 @@ def unify(a: Kind, b: Kind) -> Kind:
             alike = [name for name, _ in one] == [name for name, _ in other]
             if len(items) <= MAX_FIELDS:
                 return "struct", tuple(items.items() if alike else sorted(items.items()))
+    if "any" in (a, b):
+        raise Unfit("a value of no type")
     if {a, b} == {"int64", "float"}:
         raise Unfit("float and an int beyond 2**53, which a float may round")
     raise Unfit(f"{describe_kind(a)} and {describe_kind(b)}")
@@ -194,11 +200,13 @@ def read_column(values: Sequence[Any], depth: int = 0) -> tuple[Any, Mapping[Kin
     only = found.pop() if len(found) == 1 else object
     kind = _PLAIN.get(only)
     if only is str:
-        if not all(map(str.isascii, values)):
-            deque(map(str.encode, values), 0)  # refuses lone surrogates
-        kind = "str"
+        with suppress(UnicodeEncodeError):  # of lone surrogates
+            if not all(map(str.isascii, values)):
+                deque(map(str.encode, values), 0)
+            kind = "str"
     elif only is int:
-        kind = unify(_int(min(values)), _int(max(values)))
+        kinds = {_int(min(values)), _int(max(values))}
+        kind = None if "any" in kinds else common_kind(kinds)
     elif only is np.ndarray and len({(value.dtype, value.shape) for value in values}) == 1:
         _, alike = read(values[0], depth)
         if alike[0] == "array" and alike[2] is not None:
@@ -225,41 +233,39 @@ def read(value: Any, depth: int = 0) -> tuple[Any, Kind]:
 
 def _read_str(value: str, _: int) -> tuple[Any, Kind]:
     plain = str.__str__(value)
-    if not plain.isascii():
-        plain.encode()  # refuses lone surrogates
-    return plain, "str"
+    with suppress(UnicodeEncodeError):  # of lone surrogates
+        if not plain.isascii():
+            plain.encode()
+        return plain, "str"
+    return plain, "any"
 
 
 def _int(value: int) -> Kind:
     if -EXACT <= value <= EXACT:
         return "int53"
-    if -(2**63) <= value < 2**63:
-        return "int64"
-    raise Unfit("an integer must fit 64 bits; return a str or a float")
+    if value.bit_length() > MAX_BITS:
+        raise Unfit(f"an integer must have at most {MAX_BITS:,} bits")
+    return "int64" if -(2**63) <= value < 2**63 else "any"
 
 
 def _read_dict(value: Mapping[Any, Any], depth: int) -> tuple[Any, Kind]:
-    if len(value) > MAX_FIELDS:
-        raise Unfit(f"there are more than {MAX_FIELDS:,} fields; return a list of pairs")
-    plain, kinds = {}, []
+    plain, kinds = {}, {}
     for name, item in value.items():
         if not isinstance(name, str):
             raise Unfit(f"keys of a dict must be str, not {show(name)}")
-        key, _ = _read_str(name, depth)
+        key, of_key = _read_str(name, depth)
         plain[key], kind = read(item, depth + 1)
-        kinds.append((key, kind))
-    return plain, ("struct", tuple(kinds))
+        kinds[key] = kind if of_key == "str" else "any"
+    is_any = len(kinds) > MAX_FIELDS or "any" in kinds.values()
+    return plain, "any" if is_any else ("struct", tuple(kinds.items()))
 
 
 def _read_list(value: Sequence[Any], depth: int) -> tuple[Any, Kind]:
     plain, kinds = read_column(value, depth + 1)
-    try:
-        common = common_kind(kinds)
-    except Unfit as error:
-        raise Unfit(f"a list must hold values of one kind, not {error}") from None
-    if len(kinds.keys() - {"null"}) > 1:  # the items get the form of the common kind
-        plain = to_python(to_array(plain, arrow_type(common)))
-    return plain, ("list", common)
+    with suppress(Unfit):
+        if (common := common_kind(kinds)) != "any":
+            return plain, ("list", common)
+    return plain, "any"
 
 
 def _read_array(value: Any, depth: int) -> tuple[Any, Kind]:
@@ -323,22 +329,17 @@ def _read_time(value: Any, _: int) -> tuple[Any, Kind]:
         value, kind = value.astimezone(UTC), "utc"
     if type(value) is datetime:
         return value.replace(fold=0), kind
-    return _through_arrow(value, kind)
+    (plain,) = to_python(to_array([value], arrow_type(kind)))
+    return plain, kind
 
 
 def _read_decimal(value: Decimal, _: int) -> tuple[Any, Kind]:
     _, digits, exponent = value.as_tuple()
-    if not isinstance(exponent, int):
-        raise Unfit("a Decimal must be finite")
+    value = Decimal(value)
+    if not isinstance(exponent, int):  # NaN or infinity
+        return value, "any"
     whole, places = max(len(digits) + exponent, 1), max(-exponent, 0)
-    if whole + places > MAX_DIGITS:
-        raise Unfit(f"a Decimal must have at most {MAX_DIGITS} digits before and after its point")
-    return _through_arrow(value, ("decimal", whole, places))
-
-
-def _through_arrow(value: Any, kind: Kind) -> tuple[Any, Kind]:
-    (plain,) = to_python(to_array([value], arrow_type(kind)))
-    return plain, kind
+    return value, ("decimal", whole, places) if whole + places <= MAX_DIGITS else "any"
 
 
 def as_dict(value: Any) -> dict[Any, Any] | None:

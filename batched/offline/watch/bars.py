@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from datetime import timedelta
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from ..report import ENDS, Pace, Snapshot, State
+from .lines import describe
 
 
 class Bars:
@@ -38,7 +38,7 @@ class Bars:
             self._tasks = [progress.add_task(pace.step.name, text="") for pace in paces]
             progress.start()
         for task, pace in zip(self._tasks, paces, strict=True):
-            text = _text(pace, snapshot)
+            text = describe(pace, snapshot)
             progress.update(task, completed=pace.done, total=snapshot.total, text=text)
         if state == "writing" and self._writing is None:
             self._writing = progress.add_task(f"writing {self._output}", total=None, text="")
@@ -48,18 +48,3 @@ class Bars:
             progress.stop()
         else:
             progress.refresh()
-
-
-def _text(pace: Pace, snapshot: Snapshot) -> str:
-    """Return the text after the bar of one step."""
-    of = ""
-    if snapshot.total is not None:
-        of = f"/{'about ' * snapshot.total_is_estimate}{snapshot.total:,}"
-    parts = [f"{pace.done:,}{of} rows"]
-    if pace.rate is not None:
-        parts.append(f"{pace.rate:,.1f} rows/s")
-    if pace.step.failed:
-        parts.append(f"{pace.step.failed:,} failed")
-    if pace.left:
-        parts.append(f"{timedelta(seconds=round(pace.left))} left")
-    return "  ".join(parts)

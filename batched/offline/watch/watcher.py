@@ -3,7 +3,7 @@
 1. The coordinator updates the watcher a few times a second. A view that fails is logged and
    dropped, and the run goes on.
 2. Every run writes `<result>.status.json`, for `batched status`. Bars are drawn in a terminal or a
-   notebook.
+   notebook; elsewhere a log gets lines.
 3. The rate of a step counts the rows that it has computed in the last minutes, from the end of its
    first batch on. Rows that were committed before are in no rate, nor is the time of building a
    model.
@@ -30,6 +30,7 @@ from typing import Any, Final
 from ..._runtime.async_backend import is_notebook
 from ..._runtime.wakers import log_failure
 from ..report import Pace, Snapshot, State, StepCounts
+from .lines import Lines
 
 SPAN: Final = 300.0
 """Time over which a rate is the mean (s): longer than most batches, and short enough to follow a
@@ -51,6 +52,8 @@ def watcher(watch: bool | Callable[[Snapshot], None], progress_path: Path, outpu
         from .bars import Bars  # loads rich
 
         views.append(Bars(output))
+    elif watch and sys.stderr:
+        views.append(Lines(output))
     return Watcher(views)
 
 

@@ -119,9 +119,9 @@ def test_hashes_are_the_same_in_every_process_and_with_every_python() -> None:
 
 
 PINNED = [
-    3609239972523671007,
-    -1057327258966018147,
-    8277142942505264245,
+    -996280320281647786,
+    -2693736208708074548,
+    -4775444802392965637,
 ]
 """Hashes as computed by CPython 3.11, 3.12 and 3.13."""
 
@@ -160,6 +160,6 @@ def test_a_value_of_an_unknown_type_is_a_fault_of_its_row() -> None:
     assert 0 not in (hashes[0], hashes[2])
     (sentence,) = window.faults.values()
     assert re.match(
-        r"row 11 .*: column 'b' has a value .*\(builtins\.object\); rows hold", sentence
+        r"row 11 .*: a value of 'a' or 'b' has no stable hash \(.*object.*\); rows hold", sentence
     )
     assert hash_inputs(Window(0, 1, {"a": ["z"], "b": [2]}), ["a", "b"]) == hashes[2:]

@@ -284,7 +284,9 @@ def test_a_row_is_tried_again_as_its_step_read_it_though_a_later_one_replaces_th
     ]
     dest = tmp_path / "out.parquet"
     for skipped in (0, 1300):
-        report = offline.Pipeline(*steps).run(rows_of(2000), dest, key="id", watch=False)
+        report = offline.Pipeline(*steps).run(
+            rows_of(2000), dest, key="id", watch=False, replace=True
+        )
         assert (report.failed, report.skipped) == (700, skipped)
     assert results(dest)[1500] == "3000"
 
@@ -348,13 +350,16 @@ def test_large_rows_are_read_as_they_are_needed(
     read = used = 0
     many = threading.Event()
 
-    def large() -> Any:
-        nonlocal read
-        for number in range(500):
-            read += 1
-            if read - used > 100:
+    class Large:
+        def __len__(self) -> int:
+            return 500
+
+        def __getitem__(self, number: int) -> Any:
+            nonlocal read
+            read = number
+            if read - used > 100 and used < 400:
                 many.set()
-            yield {"id": number, "x": "x" * 1000}
+            return {"id": number, "x": "x" * 1000}
 
     def use(items: list[str]) -> list[int]:
         nonlocal used
@@ -362,7 +367,7 @@ def test_large_rows_are_read_as_they_are_needed(
         used += len(items)
         return [len(item) for item in items]
 
-    run(use, large(), tmp_path / "out.parquet", batch_size=8)
+    run(use, Large(), tmp_path / "out.parquet", batch_size=8)
     assert used == 500
     assert not many.is_set()
 

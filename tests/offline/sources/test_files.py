@@ -168,7 +168,7 @@ def test_the_number_of_rows_of_text_is_estimated(
 
 def test_sources_of_known_length_need_no_estimate(opened: Open) -> None:
     assert opened([{"id": 1}]).estimate_rows() == 1
-    assert opened(iter([{"id": 1}])).estimate_rows() is None
+    assert opened(iter([{"id": 1}])).estimate_rows() == 1
 
 
 DATASETS: dict[str, Callable[[Path], Any]] = {

@@ -65,7 +65,7 @@ def test_an_object_that_cannot_even_be_shown_is_refused_at_its_row() -> None:
     values = Columns(["out"]).read([1, Broken(), 2, 10**5000])
     assert values.places == [0, 2]
     assert "RuntimeError: broken \\ud800" in values.misfits[1]
-    assert "cannot take int " in values.misfits[3]
+    assert "cannot take int that cannot be shown: an integer must have" in values.misfits[3]
 
 
 def test_a_misfit_is_one_sentence_that_names_its_column() -> None:
@@ -181,7 +181,7 @@ def test_the_kind_of_a_column_depends_neither_on_order_nor_on_groups(
     column, misfits = fit([read(value)[0] for value in values], whole.final())
     assert column.type == arrow_type(whole.final())
     assert not (misfits and whole.agree)
-    assert len(misfits) < len(values)
+    assert len(misfits) < len(values) or all(read(value)[1] == "any" for value in values)
 
 
 def test_one_odd_row_leaves_vectors_of_one_length() -> None:

@@ -63,11 +63,21 @@ def readable(value: Any) -> tuple[Any, Any]:
         raise
 
 
+def alike(one: Any, other: Any) -> bool:
+    """Return whether values are equal but for the types of numbers and for missing fields."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return all(alike(one.get(name), other.get(name)) for name in one | other)
+    if isinstance(one, list | np.ndarray) and isinstance(other, list | np.ndarray):
+        return len(one) == len(other) and all(map(alike, one, other))
+    return bool(one == other or (one != one and other != other))
+
+
 @settings(max_examples=400, deadline=None)
 @given(value=VALUES)
-def test_canonical_values_come_back_from_arrow_as_they_are(value: Any) -> None:
+def test_values_come_back_from_arrow_without_loss(value: Any) -> None:
     plain, kind = readable(value)
-    assert same(to_python(to_array([plain], arrow_type(kind))), [plain])
+    assume(kind != "any")
+    assert alike(to_python(to_array([plain], arrow_type(kind))), [plain])
 
 
 @settings(max_examples=400, deadline=None)
@@ -91,15 +101,18 @@ def test_an_array_of_one_shape_comes_back_from_arrow_with_it(value: Any) -> None
     ("value", "plain"),
     [
         ((1, 2), [1, 2]),
-        ([1, 0.5, None], [1.0, 0.5, None]),
+        ([1, 0.5, None], [1, 0.5, None]),
+        ([1, "a", None, {"b": b"x"}], [1, "a", None, {"b": b"x"}]),
+        (2**70, 2**70),
+        ("\ud800", "\ud800"),
+        (Decimal("NaN"), Decimal("NaN")),
         ([1, 2**60], [1, 2**60]),
-        ([{"b": 1}, {"a": [1]}, {"a": [0.5]}], [
-            {"a": None, "b": 1}, {"a": [1.0], "b": None}, {"a": [0.5], "b": None}]),
+        ([{"b": 1}, {"a": [1]}, {"a": [0.5]}], [{"b": 1}, {"a": [1]}, {"a": [0.5]}]),
         ([{"b": 1, "a": 2}, {"b": None, "a": 3}], [{"b": 1, "a": 2}, {"b": None, "a": 3}]),
-        ([Decimal("1.5"), Decimal(100)], [Decimal("1.5"), Decimal("100.0")]),
-        ([[], [1.5], [2]], [[], [1.5], [2.0]]),
-        (Decimal("1E+3"), Decimal(1000)),
-        (Decimal("-0.0"), Decimal("0.0")),
+        ([Decimal("1.5"), Decimal(100)], [Decimal("1.5"), Decimal(100)]),
+        ([[], [1.5], [2]], [[], [1.5], [2]]),
+        (Decimal("1E+3"), Decimal("1E+3")),
+        (Decimal("-0.0"), Decimal("-0.0")),
         (Colour.RED, "red"),
         (Number.ONE, 1),
         (Range.SHORT, [1, 2]),
@@ -129,8 +142,8 @@ def test_an_array_of_one_shape_comes_back_from_arrow_with_it(value: Any) -> None
         (np.array([["a"], ["b"]]), [["a"], ["b"]]),
         (np.array([1, None], object), [1, None]),
         (np.ma.masked_array([1, 2], [False, True]), [1, None]),
-        ([np.zeros(2, "f4"), np.zeros(1)], [np.zeros(2), np.zeros(1)]),
-        ([[], np.zeros(1)], [np.zeros(0), np.zeros(1)]),
+        ([np.zeros(2, "f4"), np.zeros(1)], [np.zeros(2, "f4"), np.zeros(1)]),
+        ([[], np.zeros(1)], [[], np.zeros(1)]),
     ],
     ids=lambda value: type(value).__name__,
 )  # fmt: skip
@@ -183,33 +196,19 @@ def test_a_function_may_write_its_next_result_to_the_same_memory() -> None:
 
 
 REFUSED: list[tuple[Any, str]] = [
-    (2**70, "64 bits"),
-    (-(2**63) - 1, "64 bits"),
-    ([2**70], "64 bits"),
-    (10**5_000, "64 bits"),
+    (10**5_000, "8,192 bits"),
     ({1, 2}, "values of type set cannot be stored"),
     (object(), "values of type object cannot be stored"),
     (1j, "values of type complex cannot be stored"),
     (Colour, "values of type EnumType cannot be stored"),
     ((n for n in "x"), "values of type generator cannot be stored"),
-    ("\ud800", "surrogates"),
-    (["a", "\ud800"], "surrogates"),
-    ({"\ud800": 1}, "surrogates"),
     ({1: "a"}, "keys of a dict must be str"),
-    ([1, "a"], "one kind, not int and string"),
-    (["a", b"a"], "one kind, not string and binary"),
-    ([True, 1], "one kind, not bool and int"),
-    ([2**60, 0.5], r"one kind, not float and an int beyond 2**53"),
-    ([np.zeros(1, "i4"), np.zeros(1, "f4")], "one kind, not large_list"),
     (time(1, tzinfo=UTC), "zone"),
     (np.datetime64(1, "ns"), "datetime64[ns]"),
     (np.complex128(1), "complex128"),
     (np.longdouble(1), "cannot be stored"),
-    (Decimal("NaN"), "finite"),
-    (Decimal(10**40), "38 digits"),
     (np.zeros(2, complex), "complex128"),
     (np.array(["2024-01-01"], "datetime64[s]"), "datetime64[s]"),
-    (dict.fromkeys(map(str, range(MAX_FIELDS + 1))), "1,000 fields"),
 ]
 
 
@@ -218,6 +217,24 @@ def test_a_value_without_a_form_is_refused_with_the_reason(value: Any, words: st
     with pytest.raises(ValueError, match=".") as refused:
         read(value)
     assert words in str(refused.value)
+
+
+OF_NO_TYPE = [
+    *(2**70, -(2**63) - 1, [2**70], "\ud800", ["a", "\ud800"], {"\ud800": 1}, {"a": [1, "a"]}),
+    *([1, "a"], ["a", b"a"], [True, 1], [2**60, 0.5], [np.zeros(1, "i4"), np.zeros(1, "f4")]),
+    *(Decimal("NaN"), Decimal(10**40), [[1], "a"], dict.fromkeys(map(str, range(MAX_FIELDS + 1)))),
+]
+
+
+@pytest.mark.parametrize("value", OF_NO_TYPE, ids=lambda value: repr(value)[:20])
+def test_a_value_that_no_type_of_arrow_takes_is_kept_as_it_is(value: Any) -> None:
+    plain, kind = read(value)
+    assert same(plain, value)
+    assert kind == "any"
+    assert describe_kind(kind) == "no type"
+    assert unify(kind, "unseen") == "any"
+    with pytest.raises(Unfit, match="no type"):
+        unify(kind, "int53")
 
 
 @pytest.mark.parametrize(

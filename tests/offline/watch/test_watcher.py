@@ -309,12 +309,27 @@ def test_the_cursor_is_back_after_every_end() -> None:
     assert text.index("\x1b[?25l") < text.index("\x1b[?25h")  # hidden, shown
 
 
-def test_nothing_is_drawn_without_a_terminal(
+def test_a_log_gets_a_line_every_10_s_for_the_first_failure_and_at_the_end(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    view = watcher(True, tmp_path / "x.progress", "x")
+    view = watcher(True, tmp_path / "x.progress", "x.parquet")
     view.update(snapshot(1.0, counts()))
-    view.update(snapshot(2.0, counts()), "done")
+    view.update(snapshot(2.0, counts(8, failed=1), read=10))
+    view.update(snapshot(3.0, counts(9, failed=2), read=11))
+    view.update(snapshot(11.9, counts(18, failed=2), read=20))
+    view.update(snapshot(12.1, counts(18, batches=9), read=20, about=True))
+    view.update(snapshot(13.0, counts(1000), read=1000), "done")
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.splitlines() == [
+        (
+            "x.parquet running: embed 10/1,000 rows  1 failed; the first failure: ValueError: bad "
+            "row"
+        ),
+        "x.parquet running: embed 20/about 1,000 rows",
+        "x.parquet done: embed 1,000/1,000 rows  1,091.1 rows/s",
+    ]
+    watcher(False, tmp_path / "x.progress", "x").update(snapshot(1.0, counts()), "done")
     assert capfd.readouterr() == ("", "")
 
 
