@@ -32,7 +32,7 @@ class Exploded:
     key: str | None = None
 
 
-def explode(source: Any, column: str, *, key: str | None = None) -> Exploded:
+def explode(source: Any, column: str, *, key: str | None = None) -> object:
     """Return a source that has a row for each element of a list, for instance for each chunk.
 
     A row has the columns of its row in `source`, with the element in place of the list, and two
