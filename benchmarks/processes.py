@@ -20,6 +20,7 @@ import asyncio
 import itertools
 import json
 import os
+import pickle
 import re
 import signal
 import socket
@@ -138,6 +139,12 @@ def identity(items: list[str | np.ndarray]) -> list[Any]:
 same = batched.dynamically(batch_size=BATCH_SIZE)(identity)
 
 
+def share(large: int) -> None:
+    """Let buffers leave this process in shared memory from `large` bytes on."""
+    frames.LARGE = large  # type: ignore[attr-defined]
+    frames.pickled.__defaults__ = (pickle.Pickler, large)
+
+
 @contextmanager
 def model_process(large: int) -> Iterator[str]:
     """Serve `same` in a process in which buffers cross in shared memory from `large` bytes on.
@@ -147,8 +154,8 @@ def model_process(large: int) -> Iterator[str]:
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder, "same.socket"))
         code = (
-            "from batched._connect import frames; from batched.cli import main; "
-            f"frames.LARGE = {large}; main(['serve', 'processes:same', '--socket', {path!r}])"
+            "from batched.cli import main; from processes import share; "
+            f"share({large}); main(['serve', 'processes:same', '--socket', {path!r}])"
         )
         command = [sys.executable, "-c", code]
         with subprocess.Popen(command, cwd=HERE, stdout=subprocess.PIPE) as process:
@@ -191,11 +198,11 @@ def with_arrays(call: AsyncCall, callers: int, large: int) -> float:
     The arrays cross in shared memory if they have `large` bytes.
     """
     arrays = [np.full(ARRAY, number, np.uint8) for number in range(64)] * (CALLS_WITH_ARRAYS // 64)
-    frames.LARGE = large  # type: ignore[attr-defined]
+    share(large)
     try:
         answers = asyncio.run(by_coroutines(call, callers, arrays))
     finally:
-        frames.LARGE = LARGE  # type: ignore[attr-defined]
+        share(LARGE)
     return rate(answers, callers, WARM_UP_WITH_ARRAYS)
 
 

@@ -137,8 +137,9 @@ class _Reader:
         """Return a text for a value; raise an error for a value that counts by type alone."""
         if isinstance(value, str | int | float | bytes | complex | None):
             return f"{type(value).__qualname__} {value!a}"
-        if not isfunction(value) and callable(getattr(value, "__wrapped__", None)):
-            return self._describe(value.__wrapped__)
+        inner = getattr(value, "__wrapped__", None)
+        if callable(inner) and not (isfunction(value) or _meaning(value)):
+            return self._describe(inner)
         if id(value) not in self._found:
             self._found[id(value)] = value, "itself"
             self._found[id(value)] = value, _hash(self._parts_of(value))
@@ -166,7 +167,7 @@ class _Reader:
             yield from [ascii(value)] if are_plain else map(self._describe, value)
         elif isinstance(value, set | frozenset):
             yield from sorted(map(self._describe, value))
-        elif isinstance(meaning := getattr(value, "meaning", None), str):
+        elif meaning := _meaning(value):
             yield meaning
         elif is_own:
             yield self._describe(kind)
@@ -249,6 +250,12 @@ class _Reader:
 
 def _hash(texts: Iterable[str]) -> str:
     return hashlib.sha256("\0".join(texts).encode(errors="surrogatepass")).hexdigest()[:32]
+
+
+def _meaning(value: Any) -> str | None:
+    """Return the text by which an instance counts, if it has one."""
+    meaning = getattr(value, "meaning", None)
+    return meaning if isinstance(meaning, str) and not isinstance(value, type) else None
 
 
 def _state(value: Any) -> dict[str, Any]:
