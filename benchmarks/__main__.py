@@ -10,7 +10,7 @@ from report import options
 
 HERE = Path(__file__).parent
 QUESTIONS = (
-    *("overhead", "collate", "policy"),
+    *("overhead", "policy"),
     *("closed_loop", "open_loop", "embeddings", "generation", "offline"),
     *("clusters", "processes", "http_server", "gpu"),
 )

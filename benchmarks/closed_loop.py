@@ -16,7 +16,7 @@ import statistics
 from typing import Any
 
 from contest import ROUNDS, Found, Question, contest
-from peers import BARE, OURS, Peer, compared, without
+from peers import BARE, OURS, QUEUE, Peer, compared, without
 from pictures import Panel
 from report import Figure, Result, conclude, options
 
@@ -129,7 +129,7 @@ def measured(arguments: argparse.Namespace) -> Result:
     found = contest(
         lambda peer, settings: questions(peer, settings, arguments),
         rounds,
-        ours=(OURS, BARE),
+        ours=(OURS, BARE, QUEUE),
         peers=compared(arguments),
         rounds_of_peers=of_peers,
     )
@@ -139,7 +139,7 @@ def measured(arguments: argparse.Namespace) -> Result:
         missing=without(arguments, threads=True) | found.missing,
         notes=[
             ROUNDS.format(rounds if of_peers == rounds else f"{rounds} (those of peers: 1)"),
-            *(f"{peer.name}: {peer.driven}." for peer in (OURS, BARE, *compared(arguments))),
+            *(f"{peer.name}: {peer.driven}." for peer in (OURS, BARE, QUEUE, *compared(arguments))),
         ],
         panels=panels(found),
     )

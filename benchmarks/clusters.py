@@ -47,7 +47,6 @@ QUICK = Sizes(2, 100, 40_000, bounded=False)
 NOTES = (
     f"{WORKERS} workers: threads, actors without CPUs of their own, or actors of Ray Data.",
     "What comes through the driver is computed by two actors that do nothing else.",
-    "Megabytes are those of the results; the texts go there, and none come back.",
 )
 
 
@@ -173,12 +172,12 @@ def driver_figures(home: Path, sizes: Sizes) -> list[Figure]:
     source = home / "all.parquet"
     write_rows(source, texts(sizes.rows))
     found = []
-    kinds: tuple[tuple[str, Step, int], ...] = (
-        ("texts", (same, {}), 0),
-        ("384 floats", (Maker, {"args": (384,)}), 4 * 384),
-        ("1,024 floats", (Maker, {"args": (1024,)}), 4 * 1024),
-    )
-    for name, step, size in kinds:
+    kinds: dict[str, Step] = {
+        "texts": (same, {}),
+        "384 floats": (Maker, {"args": (384,)}),
+        "1,024 floats": (Maker, {"args": (1024,)}),
+    }
+    for name, step in kinds.items():
         ours, threads = [], []
         for number in range(sizes.rounds):
             dest = home / f"{name}-{number}.parquet"
@@ -188,9 +187,6 @@ def driver_figures(home: Path, sizes: Sizes) -> list[Figure]:
             )
         baseline = Figure("threads", threads, "rows/s")
         found.append(Figure(f"{name} through the driver", ours, "rows/s", baseline))
-        if size:
-            rates = [size * rate / 1e6 for rate in ours]
-            found.append(Figure(f"{name}, as bytes", rates, "MB/s"))
     return found
 
 

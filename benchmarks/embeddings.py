@@ -15,7 +15,7 @@ from typing import Any
 
 from batched._commands.demo import first_sentences
 from contest import ROUNDS, Found, Question, contest
-from peers import OURS_BY_LENGTH, Peer, compared, without
+from peers import OURS_BY_LENGTH, QUEUE, Peer, compared, without
 from pictures import Panel
 from report import Figure, Result, conclude, options
 
@@ -92,7 +92,7 @@ def measured(arguments: argparse.Namespace) -> Result:
     found = contest(
         lambda peer, settings: questions(peer, settings, arguments),
         rounds,
-        ours=(OURS_BY_LENGTH,),
+        ours=(OURS_BY_LENGTH, QUEUE),
         peers=compared(arguments),
     )
     made = figures(found, None if arguments.quick else LEAST_SHARE)
@@ -104,7 +104,10 @@ def measured(arguments: argparse.Namespace) -> Result:
         notes=[
             ROUNDS.format(rounds),
             WHY,
-            *(f"{peer.name}: {peer.driven}." for peer in (OURS_BY_LENGTH, *compared(arguments))),
+            *(
+                f"{peer.name}: {peer.driven}."
+                for peer in (OURS_BY_LENGTH, QUEUE, *compared(arguments))
+            ),
         ],
         panels=panels(made),
     )

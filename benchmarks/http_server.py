@@ -36,7 +36,7 @@ from contest import (
     last_line,
     version,
 )
-from peers import OURS_BY_LENGTH, UNBATCHED, Peer, compared, without
+from peers import OURS_BY_LENGTH, QUEUE, UNBATCHED, Peer, compared, without
 from pictures import Panel
 from report import Figure, Result, conclude, options
 
@@ -218,7 +218,7 @@ def measured(arguments: argparse.Namespace) -> Result:
     sentences = first_sentences()[: QUICK_SENTENCES if arguments.quick else SENTENCES]
     found = Found()
     rounds = 1 if arguments.quick else 3 if arguments.check else 5
-    peers = (OURS_BY_LENGTH, UNBATCHED, *compared(arguments, servers=True))
+    peers = (OURS_BY_LENGTH, UNBATCHED, QUEUE, *compared(arguments, servers=True))
     for _ in range(rounds):
         for peer in peers:
             for row, settings in peer.labels().items():

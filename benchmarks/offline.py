@@ -166,13 +166,6 @@ def bare_loop(source: Path, dest: Path, together: int) -> int:
     return rows
 
 
-def read_and_hash(source: Path) -> None:
-    opened = open_source(str(source), spool=source.with_suffix(".spool"))
-    for window in opened.windows(["id", "text"], WINDOW):
-        keys_of(window, "id")
-        hash_inputs(window, ["text"])
-
-
 # a real model
 
 
@@ -298,9 +291,9 @@ def overhead_figures(sizes: Sizes) -> list[Figure]:
 
 
 def noop_figures(sizes: Sizes) -> list[Figure]:
-    """Return rows a second of a run, and of bare loops."""
+    """Return rows a second of a run, and of a bare loop."""
     ours: list[float] = []
-    floors: dict[int, list[float]] = {WINDOW: [], BATCH_SIZE: []}
+    bare: list[float] = []
     rows = sizes.noop_rows
     with folder() as home:
         source = home / "rows.parquet"
@@ -308,21 +301,12 @@ def noop_figures(sizes: Sizes) -> list[Figure]:
         run_noop(source, home / "warm.parquet")
         write_rows(source, texts(rows))
         for number in range(sizes.rounds):
-            dest = home / f"{number}.parquet"
-            ours.append(rows / timed(run_noop, source, dest))
-            for together, runs in floors.items():
-                dest = home / f"{number}-{together}.progress"
-                runs.append(rows / timed(bare_loop, source, dest, together))
-    found = {
-        together: Figure(f"bare loop that commits {together:,} at once", runs, "rows/s")
-        for together, runs in floors.items()
-    }
-    name = f"no-op, {rows:,} rows"
+            ours.append(rows / timed(run_noop, source, home / f"{number}.parquet"))
+            dest = home / f"{number}.progress"
+            bare.append(rows / timed(bare_loop, source, dest, WINDOW))
+    floor = Figure(f"bare loop that commits {WINDOW:,} at once", bare, "rows/s")
     least = 0.4 if sizes.bounded else None
-    return [
-        Figure(name, ours, "rows/s", found[WINDOW], at_least=least),
-        Figure(f"{name} vs batches of {BATCH_SIZE}", ours, "rows/s", found[BATCH_SIZE]),
-    ]
+    return [Figure(f"no-op, {rows:,} rows", ours, "rows/s", floor, at_least=least)]
 
 
 # many rows
@@ -356,18 +340,14 @@ def most_memory() -> float:
 
 
 def second_run(source: str, dest: str) -> dict[str, float]:
-    """Time in which a finished run is found finished, and of reading and hashing the file (s)."""
-    return {
-        "seconds": timed(run_noop, Path(source), Path(dest)),
-        "bare": timed(read_and_hash, Path(source)),
-    }
+    """Time in which a finished run is found finished (s)."""
+    return {"seconds": timed(run_noop, Path(source), Path(dest))}
 
 
 def size_figures(sizes: Sizes) -> list[Figure]:
     """Growth of memory with the rows; time of a run that has nothing to do."""
     growth: list[float] = []
     resumed: list[float] = []
-    bare: list[float] = []
     few, many = sizes.few_rows, sizes.many_rows
     with folder() as home:
         for rows in few, many:
@@ -384,12 +364,9 @@ def size_figures(sizes: Sizes) -> list[Figure]:
                 "second_run", home / f"{many}.parquet", home / f"{number}-{many}.parquet"
             )
             resumed.append(again["seconds"])
-            bare.append(again["bare"])
-    floor = Figure("to read and hash them", bare, "s")
     return [
         Figure(f"memory of {many:,} rows beyond {few:,}", growth, "MB", at_most=MEGABYTES),
         Figure(f"a finished run of {many:,} rows, run again", resumed, "s", at_most=RESUMED),
-        Figure(f"{many:,} rows run again vs a bare loop", resumed, "s", floor),
     ]
 
 

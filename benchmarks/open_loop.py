@@ -17,13 +17,14 @@ from random import Random
 from typing import Any
 
 from contest import ROUNDS, Found, Question, contest
-from peers import OURS, Peer, compared, without
+from peers import OURS, QUEUE, Peer, compared, without
 from report import Figure, Result, conclude, options
-from virtual_time import Arrivals, at_random, in_bursts
+from traffic import BURST, arrivals
 
 LOADS = (0.05, 0.2, 0.5, 0.8)
 QUICK_LOADS = (0.2, 0.8)
-ARRIVALS: tuple[Arrivals, ...] = ("at random", "in bursts")
+ARRIVALS = {"at random": 1, "in bursts": BURST}
+"""Calls in a burst, by the name of the arrivals."""
 FIXED_MS, PER_ITEM_MS, BATCH_SIZE = 5.0, 0.1, 32
 SECONDS, QUICK_SECONDS = 1.5, 0.6
 """Time in which calls arrive (s)."""
@@ -47,35 +48,33 @@ to its measured rate.
 """
 
 
-def title(arrivals: Arrivals, load: float) -> str:
+def title(come: str, load: float) -> str:
     """Return the title of a question."""
-    return f"{load:.0%} {arrivals}"
+    return f"{load:.0%} {come}"
 
 
 @cache
-def moments(arrivals: Arrivals, load: float, seconds: float) -> list[float]:
+def moments(come: str, load: float, seconds: float) -> list[float]:
     """Return arrivals, in units of the time of an item in full batches."""
     calls = max(int(load * CAPACITY * 1e3 * seconds), 50)
-    come = at_random if arrivals == "at random" else in_bursts
-    return [
-        moment * 1e3 * CAPACITY
-        for moment in come(load * CAPACITY, calls, Random(f"{arrivals}, {load}, {SEED}"))
-    ]
+    dice = Random(f"{come}, {load}, {SEED}")
+    found = arrivals(load * CAPACITY, calls, dice, ARRIVALS[come])
+    return [moment * 1e3 * CAPACITY for moment in found]
 
 
 def questions(settings: dict[str, Any], arguments: argparse.Namespace) -> list[Question]:
     """Return all questions of one row."""
     loads, seconds = (QUICK_LOADS, QUICK_SECONDS) if arguments.quick else (LOADS, SECONDS)
     asked = []
-    for arrivals in ARRIVALS:
+    for come in ARRIVALS:
         for load in loads:
-            come = moments(arrivals, load, seconds)
+            moments_ = moments(come, load, seconds)
             asked.append(
                 {
                     "question": "open loop",
-                    "title": title(arrivals, load),
-                    "arrivals": come,
-                    "warm_up": int(WARM_UP * len(come)),
+                    "title": title(come, load),
+                    "arrivals": moments_,
+                    "warm_up": int(WARM_UP * len(moments_)),
                     "fixed_ms": FIXED_MS,
                     "per_item_ms": PER_ITEM_MS,
                     "batch_size": BATCH_SIZE,
@@ -87,7 +86,7 @@ def questions(settings: dict[str, Any], arguments: argparse.Namespace) -> list[Q
 
 def figures(found: Found) -> list[Figure]:
     """Return mean and p99: ours relative to eager flushing, and peers relative to ours."""
-    judged = {title(arrivals, load) for arrivals in ARRIVALS for load in LOADS if load <= JUDGED}
+    judged = {title(come, load) for come in ARRIVALS for load in LOADS if load <= JUDGED}
     made = []
     for (asked, row, name), runs in found.runs.items():
         other = EAGER if row == AUTO else AUTO
@@ -109,7 +108,7 @@ def measured(arguments: argparse.Namespace) -> Result:
     found = contest(
         lambda _, settings: questions(settings, arguments),
         rounds,
-        ours=(OURS_TWICE,),
+        ours=(OURS_TWICE, QUEUE),
         peers=compared(arguments),
     )
     return Result(
@@ -118,7 +117,7 @@ def measured(arguments: argparse.Namespace) -> Result:
         missing=without(arguments) | found.missing,
         notes=[
             ROUNDS.format(rounds),
-            *(f"{peer.name}: {peer.driven}." for peer in (OURS, *compared(arguments))),
+            *(f"{peer.name}: {peer.driven}." for peer in (OURS, QUEUE, *compared(arguments))),
         ],
     )
 

@@ -1,7 +1,7 @@
 """What does batching itself cost?
 
-Calls of an empty function are compared with a bare loop, bare threads and bare asyncio. The import
-and idle batchers are measured, too.
+Calls of an empty function are compared with a bare loop, bare threads and bare asyncio; calls with
+tensors, also with padding and copying them. The import is measured, too.
 
 Run: python benchmarks/overhead.py [--check] [--quick] [--save]
 
@@ -13,20 +13,19 @@ from __future__ import annotations
 
 import asyncio
 import os
-import resource
+import random
 import subprocess
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import trio
-import uvloop
+import torch
+from torch.nn.utils.rnn import pad_sequence
 
 import batched
 from peers.bare import for_threads
@@ -38,16 +37,11 @@ LOOPS = 8
 """Runs of the bare loop, which is short, for one run of a list call."""
 LONE_CALLS = 1000
 THREADS, CALLS_OF_THREAD = 64, 100
-BATCHERS = 50
-BUSY = [1, 2, 3, 4, 5, 6, 7, 8]
-"""Items of one call of each idle batcher, in batches of one item, so that all workers start."""
-SETTLING = 1.0
-"""Time after which all workers are at rest (s)."""
-QUIET = 4.0
-"""Time for which wake-ups of idle batchers are counted (s)."""
+ROWS_OF_TOKENS = 64
+"""Calls in a batch of tensors, each with a row of 5 to 128 tokens."""
+FEATURES = ("input_ids", "attention_mask", "token_type_ids")
 
 Step = Callable[[], object]
-Sleep = Callable[[float], Awaitable[object]]
 
 
 def nothing(items: list[int]) -> list[int]:
@@ -232,6 +226,42 @@ def bare_gather() -> float:
     return timed(lambda: asyncio.run(main()), GATHERED)
 
 
+chance = random.Random(0)
+TENSORS = [
+    {name: torch.randint(1, 30_000, (1, length)) for name in FEATURES}
+    for length in [chance.randint(5, 128) for _ in range(ROWS_OF_TOKENS)]
+]
+TIMES = 20
+
+
+def with_tensors() -> float:
+    """Call with tensors, one row a call; each caller gets its row of tokens back."""
+
+    @batched.aio.inference.dynamically(batch_size=ROWS_OF_TOKENS)
+    async def fn(features: dict[str, torch.Tensor]) -> torch.Tensor:
+        return features["input_ids"]
+
+    async def main() -> None:
+        for _ in range(TIMES):
+            await asyncio.gather(*map(fn, TENSORS))
+
+    return timed(lambda: asyncio.run(main()), TIMES * ROWS_OF_TOKENS)
+
+
+def padded_and_copied() -> float:
+    """Call without tensors; pad the rows of each feature, and copy each row of one."""
+
+    async def main() -> None:
+        for _ in range(TIMES):
+            await asyncio.gather(*map(AIO, range(ROWS_OF_TOKENS)))
+            for name in FEATURES:
+                pad_sequence([each[name][0] for each in TENSORS], batch_first=True)
+            for each in TENSORS:
+                each["input_ids"].clone()
+
+    return timed(lambda: asyncio.run(main()), TIMES * ROWS_OF_TOKENS)
+
+
 def in_new_interpreter(code: str) -> float:
     """Return the number that `code` prints."""
     done = subprocess.run(
@@ -286,6 +316,9 @@ ROWS: dict[str, tuple[Measure, str, Measure, float]] = {
     f"acall, gather of {GATHERED:,}, per call": (
         *(lambda: gathered(ACALL), "coroutine and future", bare_gather, 1.9),
     ),
+    f"aio, gather of {ROWS_OF_TOKENS} with three features, per call": (
+        *(with_tensors, "items, padding and copies", padded_and_copied, 3.0),
+    ),
 }
 """Measurement, name of its floor, the floor, and the largest ratio to the floor."""
 
@@ -296,83 +329,6 @@ CALLS = {
 """Python calls of all threads, calls of the batch function included, and their bounds. Every 256th
 batch also counts the statistics.
 """
-
-SETTINGS: list[dict[str, Any]] = [
-    {"timeout_ms": 0.0},
-    {"flush": "window"},
-    {"flush": "window", "timeout_ms": 0.0},
-    {"max_concurrent_batches": 4},
-    {"max_queue_size": 1, "queue_timeout_ms": 500.0},
-]
-"""Settings of idle batchers, in turn. Every timeout ends before wake-ups are counted."""
-
-
-def idle(decorator: Any, function: Any) -> list[Any]:
-    return [
-        decorator(batch_size=1, **SETTINGS[i % len(SETTINGS)])(function) for i in range(BATCHERS)
-    ]
-
-
-def sleeps() -> int:
-    """Return how often a thread of this process has gone to sleep voluntarily."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
-
-
-def wake_ups_of_threads(batchers: list[Any]) -> int:
-    for fn in batchers:
-        assert fn(BUSY) == BUSY
-    time.sleep(SETTLING)
-    before = sleeps()
-    time.sleep(QUIET)
-    return sleeps() - before
-
-
-async def wake_ups_on_a_loop(sleep: Sleep, batchers: list[Any]) -> int:
-    for fn in batchers:
-        assert await fn(BUSY) == BUSY
-    await sleep(SETTLING)
-    before = sleeps()
-    await sleep(QUIET)
-    return sleeps() - before
-
-
-IDLE: dict[str, Callable[[], list[Any]]] = {
-    "none": list,
-    "batched": lambda: idle(batched.dynamically, nothing),
-    "aio, functions": lambda: idle(batched.aio.dynamically, nothing),
-    "aio, coroutine functions": lambda: idle(batched.aio.dynamically, nothing_async),
-}
-RUNNERS: dict[str, Callable[[list[Any]], int]] = {
-    "threads": wake_ups_of_threads,
-    "asyncio": lambda fns: asyncio.run(wake_ups_on_a_loop(asyncio.sleep, fns)),
-    "uvloop": lambda fns: uvloop.run(wake_ups_on_a_loop(asyncio.sleep, fns)),
-    "trio": lambda fns: trio.run(wake_ups_on_a_loop, trio.sleep, fns),
-}
-
-
-def wake_ups() -> dict[str, float]:
-    """Return the wake-ups of each kind of idle batchers, beyond a process without batchers.
-
-    Each kind has a process of its own; all processes run at the same time.
-    """
-    kinds = {
-        runner: ["none", "batched"] if runner == "threads" else ["none", *list(IDLE)[2:]]
-        for runner in RUNNERS
-    }
-    with ThreadPoolExecutor(sum(map(len, kinds.values()))) as together:
-        counts = {
-            (runner, kind): together.submit(
-                in_new_interpreter,
-                f"import overhead; print(overhead.RUNNERS[{runner!r}](overhead.IDLE[{kind!r}]()))",
-            )
-            for runner in kinds
-            for kind in kinds[runner]
-        }
-    return {
-        f"{BATCHERS} of {kind}, {runner}": count.result() - counts[runner, "none"].result()
-        for (runner, kind), count in counts.items()
-        if kind != "none"
-    }
 
 
 def measured(rounds: int) -> Result:
@@ -405,10 +361,7 @@ def measured(rounds: int) -> Result:
         )
         for name, (code, unit, bound) in CALLS.items()
     ]
-    figures += [
-        Figure(name, [float(count)], "wake-ups", at_most=0) for name, count in wake_ups().items()
-    ]
-    return Result(figures, notes=NOTES)
+    return Result(figures, ("torch",), notes=NOTES)
 
 
 def main() -> None:

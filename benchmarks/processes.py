@@ -3,9 +3,8 @@
 Run: python benchmarks/processes.py [--check] [--quick] [--save] [--servers]
 
 A function that returns its items is called through `batched.connect` and within this process, in
-turns, so that only the way of a call is measured. Arrays are sent through shared memory and, in
-turns, as pickles through the socket. A caller that is alone is measured on all cores and on one,
-where its time depends little on other processes and on the placement of threads.
+turns, so that only the way of a call is measured. A caller that is alone is measured on all cores
+and on one, where its time depends little on other processes and on the placement of threads.
 
 `--servers` (Linux) also measures a FastAPI application with all-MiniLM-L6-v2 on the CPU, one thread
 of torch in each process. Uvicorn runs it with 1, 2 and 4 workers, which connect to one model
@@ -20,7 +19,6 @@ import asyncio
 import itertools
 import json
 import os
-import pickle
 import re
 import signal
 import socket
@@ -40,8 +38,6 @@ from urllib.parse import quote
 import numpy as np
 
 import batched
-from batched._connect import frames
-from batched._connect.memory import LARGE
 from report import Figure, Result, conclude, parser
 from traffic import async_spans, by_coroutines, by_threads, rate, spans
 
@@ -61,15 +57,11 @@ ARRAY = 150_000
 CALLERS_WITH_ARRAYS = (16, 64)
 CALLS_WITH_ARRAYS, WARM_UP_WITH_ARRAYS = 4096, 4
 """Calls of all callers, and calls of each that do not count."""
-NEVER = 1 << 60
-"""Bytes from which a buffer crosses in shared memory, where none shall; by default `LARGE`."""
 
 MOST_ROUND_TRIP = 7
 """Most time of a call on one core, as a multiple of a call within the process."""
 LEAST_OF_THREADS, LEAST_OF_COROUTINES = 0.4, 0.2
 """Least calls a second of all callers, as a share of their calls within the process."""
-LEAST_GAIN = 1.8
-"""Least ratio of the rate of arrays in shared memory to their rate as pickles."""
 
 HOST = "127.0.0.1"
 WORKERS = (1, 2, 4)
@@ -139,25 +131,12 @@ def identity(items: list[str | np.ndarray]) -> list[Any]:
 same = batched.dynamically(batch_size=BATCH_SIZE)(identity)
 
 
-def share(large: int) -> None:
-    """Let buffers leave this process in shared memory from `large` bytes on."""
-    frames.LARGE = large  # type: ignore[attr-defined]
-    frames.pickled.__defaults__ = (pickle.Pickler, large)
-
-
 @contextmanager
-def model_process(large: int) -> Iterator[str]:
-    """Serve `same` in a process in which buffers cross in shared memory from `large` bytes on.
-
-    Yield its address.
-    """
+def model_process() -> Iterator[str]:
+    """Serve `same` in a process, and yield its address."""
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder, "same.socket"))
-        code = (
-            "from batched.cli import main; from processes import share; "
-            f"share({large}); main(['serve', 'processes:same', '--socket', {path!r}])"
-        )
-        command = [sys.executable, "-c", code]
+        command = [sys.executable, "-m", "batched", "serve", "processes:same", "--socket", path]
         with subprocess.Popen(command, cwd=HERE, stdout=subprocess.PIPE) as process:
             try:
                 assert process.stdout is not None
@@ -192,17 +171,10 @@ def many_coroutines(call: AsyncCall) -> float:
     return rate(asyncio.run(by_coroutines(call, CALLERS, texts)), CALLERS, WARM_UP)
 
 
-def with_arrays(call: AsyncCall, callers: int, large: int) -> float:
-    """Return the calls a second of coroutines with one of 64 arrays at a time each.
-
-    The arrays cross in shared memory if they have `large` bytes.
-    """
+def with_arrays(callers: int, call: AsyncCall) -> float:
+    """Return the calls a second of coroutines with one of 64 arrays at a time each."""
     arrays = [np.full(ARRAY, number, np.uint8) for number in range(64)] * (CALLS_WITH_ARRAYS // 64)
-    share(large)
-    try:
-        answers = asyncio.run(by_coroutines(call, callers, arrays))
-    finally:
-        share(LARGE)
+    answers = asyncio.run(by_coroutines(call, callers, arrays))
     return rate(answers, callers, WARM_UP_WITH_ARRAYS)
 
 
@@ -218,8 +190,8 @@ def floors(rounds: int) -> list[Figure]:
 
     with ExitStack() as end:
         with one_core():
-            beside = end.enter_context(model_process(LARGE))
-        shared, plain = (end.enter_context(model_process(large)) for large in (LARGE, NEVER))
+            beside = end.enter_context(model_process())
+        shared = end.enter_context(model_process())
 
         def pair(connect: Any, address: str, decorate: Any) -> tuple[Any, Any]:
             """Return the same function in the process at `address` and in this process."""
@@ -258,33 +230,21 @@ def floors(rounds: int) -> list[Figure]:
                 here = step(LOCALLY, "us", partial(within, place, lone, local))
                 there = partial(within, place, lone, connected)
                 figures.append(step(name, "us", there, baseline=here, at_most=most))
-            name = f"{CALLERS} {kind}s"
-            connected, local = pair(connect, shared, decorate)
-            figures.append(
-                step(
-                    name,
-                    "calls/s",
-                    partial(many, connected),
-                    baseline=step(LOCALLY, "calls/s", partial(many, local)),
-                    at_least=least,
-                )
-            )
-        awaited, _ = pair(batched.aio.connect, shared, batched.aio.dynamically)
-        pickling, _ = pair(batched.aio.connect, plain, batched.aio.dynamically)
-        for callers in CALLERS_WITH_ARRAYS:
-            pickles = partial(with_arrays, pickling, callers, NEVER)
-            figures.append(
-                step(
-                    f"{callers} coroutines with arrays of {ARRAY // 1000} kB",
-                    "calls/s",
-                    partial(with_arrays, awaited, callers, LARGE),
-                    baseline=step("pickles", "calls/s", pickles),
-                    at_least=LEAST_GAIN,
-                )
-            )
+            measures: dict[str, tuple[Callable[[Any], float], float | None]] = {
+                f"{CALLERS} {kind}s": (many, least)
+            }
+            if kind == "coroutine":
+                for callers in CALLERS_WITH_ARRAYS:
+                    name = f"{callers} coroutines with arrays of {ARRAY // 1000} kB"
+                    measures[name] = partial(with_arrays, callers), None
+            for name, (measure, share) in measures.items():
+                connected, local = pair(connect, shared, decorate)
+                here = step(LOCALLY, "calls/s", partial(measure, local))
+                there = partial(measure, connected)
+                figures.append(step(name, "calls/s", there, baseline=here, at_least=share))
         for _ in range(rounds):
-            for figure, measure in steps:
-                figure.runs.append(measure())
+            for figure, take in steps:
+                figure.runs.append(take())
     return figures
 
 

@@ -13,12 +13,21 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from random import Random
 from typing import Any
 
 Call = Callable[[Any], Any]
 AsyncCall = Callable[[Any], Awaitable[Any]]
 Function = Callable[[list[Any]], Any]
 """A batch function, plain or a coroutine function."""
+BURST = 10
+"""Calls in a burst."""
+BURST_GAP = 0.015
+"""Time between two calls of a burst (ms), plus or minus `SPREAD`: the time that a thread or a task
+needs to call.
+"""
+SPREAD = 0.5
+"""Largest deviation of a gap, as a share of it."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +106,19 @@ def rate(answers: Sequence[float], callers: int, warm_up: int) -> float:
     """
     first, last = warm_up * callers - 1, len(answers) - callers - 1
     return (last - first) / (answers[last] - answers[first])
+
+
+def arrivals(rate: float, calls: int, dice: Random, burst: int = 1) -> list[float]:
+    """Return moments (s) of that many calls per millisecond, in bursts that begin at random."""
+    moments, began = list[float](), 0.0
+    for _ in range(math.ceil(calls / burst)):
+        began += dice.expovariate(rate / burst) / 1e3
+        moment = began
+        for _ in range(burst):
+            moments.append(moment)
+            if burst > 1:
+                moment += BURST_GAP / 1e3 * dice.uniform(1 - SPREAD, 1 + SPREAD)
+    return sorted(moments)[:calls]
 
 
 async def arriving(call: AsyncCall, moments: Sequence[float]) -> list[float]:

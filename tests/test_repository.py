@@ -58,6 +58,17 @@ def test_the_version_is_in_one_place_and_the_changelog_begins_with_it() -> None:
     assert latest[1] == batched.__version__
 
 
+DEVELOPERS = {"docs", "lint", "test", "test-core"}
+
+
+def test_the_extras_for_users_pin_no_torch_and_the_metadata_has_no_address() -> None:
+    extras = PYPROJECT["project"]["optional-dependencies"]
+    assert extras.keys() > DEVELOPERS
+    for name in extras.keys() - DEVELOPERS:
+        assert not [each for each in extras[name] if each.startswith("torch==")]
+    assert "urls" not in PYPROJECT["project"]
+
+
 def test_the_workflow_tests_the_pythons_of_the_classifiers() -> None:
     classified = re.findall(r"Python :: (3\.\d+)", " ".join(PYPROJECT["project"]["classifiers"]))
     matrix = re.search(r"^ +python: \[(.*)\]$", TESTS, re.MULTILINE)

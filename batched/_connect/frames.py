@@ -46,8 +46,6 @@ CHUNK: Final = 1 << 17
 """Most bytes that are received at once."""
 MAX_MESSAGE_BYTES: Final = 1 << 30
 """Most bytes of a message."""
-_MOST: Final = MAX_MESSAGE_BYTES - LARGE
-"""Most bytes of a value, which leaves room for headers."""
 
 _HEADER: Final = struct.Struct("<QBqQ")
 """Number of the call, kind, offset in the shared memory or -1 for a part that follows, bytes."""
@@ -86,7 +84,7 @@ def pickled(value: object, kind: Any = pickle.Pickler, least: float = LARGE) -> 
         data = file.getvalue()
     else:
         data = pickle.dumps(value, 5, buffer_callback=stays)
-    if len(data) + sum(map(len, large)) > _MOST:
+    if len(data) + sum(map(len, large)) > MAX_MESSAGE_BYTES - LARGE:
         raise ValueError(f"it has more than {MAX_MESSAGE_BYTES >> 30} GiB")
     return data, large
 

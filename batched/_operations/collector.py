@@ -92,8 +92,7 @@ class Collector:
 
     def _bury(self, path: Path) -> None:
         """Count the open calls of a dead process as lost, and remove its gauges at `path`."""
-        families: Any = MultiProcessCollector.merge([path])  # type: ignore[no-untyped-call]
-        for gauge in families:
+        for gauge in MultiProcessCollector.merge([path]):  # type: ignore[no-untyped-call]
             for sample in gauge.samples:
                 if sample.name == "batched_open_calls":
                     lost = self._find("failed_calls", sample.labels["function"], "lost")
@@ -108,7 +107,7 @@ _registries: WeakSet[Any] = WeakSet()
 
 def register(registry: CollectorRegistry | None) -> None:
     """Register the metrics of this process with a registry, by default the global one."""
-    home = REGISTRY if registry is None else registry
+    home = registry or REGISTRY
     if home not in _registries:
         home.register(_the_collector())
         _registries.add(home)

@@ -54,17 +54,19 @@ class Probe:
 
     async def run_async(self, batch: Batch, runtime: Any) -> Outcomes:
         """Run `batch` in this task, as the execution of `runtime` does."""
-        began = self.began(runtime.name, batch)
-        outcomes: Outcomes = await runtime.execution.run_async(batch, runtime)
-        self.ended(began, batch, outcomes)
-        return outcomes
+        began, outcomes = self.began(runtime.name, batch), None
+        try:
+            outcomes = await runtime.execution.run_async(batch, runtime)
+        finally:  # also if its loop ends
+            self.ended(began, batch, outcomes)
+        return outcomes  # type: ignore[no-any-return]  # `runtime` has no type here
 
     def joined(self, batch: Batch) -> None:
         """Link the callers of rows that join a run to its span."""
         self._link(trace.get_current_span(), batch)
 
     @LogOnce("the span of a batch could not tell how it ended")
-    def ended(self, began: Any, batch: Batch, outcomes: Outcomes) -> None:
+    def ended(self, began: Any, batch: Batch, outcomes: Any) -> None:
         """End the span of a batch, if it could begin."""
         if began is None:
             return
@@ -72,7 +74,8 @@ class Probe:
         try:
             span.set_attribute("batched.batch.attempts", batch.attempts)
             # `__class__` may be user code
-            errors = [part for part in outcomes[1] if issubclass(type(part), BaseException)]
+            results = outcomes[1] if outcomes else ()
+            errors = [part for part in results if issubclass(type(part), BaseException)]
             if errors:
                 span.set_status(StatusCode.ERROR)
                 span.set_attribute("error.type", type(errors[0]).__qualname__)
@@ -84,8 +87,7 @@ class Probe:
     @LogOnce("callers could not be linked to a batch")
     def _link(self, span: Span, batch: Batch) -> None:
         """Link a span to the spans of the callers of a batch, and these spans to it."""
-        callers = {request.origin: None for request, _, _ in batch.slices}
-        for caller in callers:
+        for caller in {request.origin: None for request, _, _ in batch.slices}:
             if caller is not None and caller.get_span_context().is_valid:
                 span.add_link(caller.get_span_context())
                 if caller.is_recording():  # else its caller has given up

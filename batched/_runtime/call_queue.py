@@ -202,7 +202,8 @@ class CallQueue(ABC):
 
     def _time_of_queue(self) -> float:
         """Return the time in which the present queue will have run (s)."""
-        return self._scheduler.time_left(self.policy.batch_size) / self.pool.size
+        with self._lock:
+            return self._scheduler.time_left(self.policy.batch_size) / self.pool.size
 
     def abandon(self, request: Request) -> None:
         """Drop the waiting items of a request that no caller waits for any more."""

@@ -76,6 +76,11 @@ BARE = Peer(
     "callers there are",
     threads=True,
 )  # fmt: skip
+QUEUE = Peer(
+    "ten-line queue", "ten_lines",
+    "no library: a queue, and one thread or task that takes what waits there, up to `batch_size`",
+    threads=True,
+)  # fmt: skip
 UNBATCHED = Peer(
     "no batching", "unbatched", "the model takes one sentence at a time, in a thread of its own"
 )

@@ -1,1 +1,4 @@
-"""Soak: calls and faults of all kinds at once, for some minutes."""
+"""Soak: every accepted call ends exactly once, with its own result, under faults of all kinds.
+
+`tests/integrations/test_soak.py` runs it.
+"""

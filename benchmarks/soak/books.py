@@ -8,10 +8,8 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import batched
-from batched.errors import QueueFull, QueueTimeout
 from soak.faults import FULL, LATE, Faults
 
 SPACING = 1000
@@ -29,11 +27,11 @@ class Call:
 
     number: int
     size: int
-    tag: Any
+    tag: int
     listed: bool
+    length: int  # length of its rows, if the items are rows of features
     turns: int  # times that the batcher had been closed or opened before the call
     began: float  # (s)
-    length: int = 0  # length of its rows, if the items are rows of features
 
     @property
     def items(self) -> range:
@@ -41,7 +39,7 @@ class Call:
         return range(first, first + self.size)
 
     def __str__(self) -> str:
-        return f"call {self.number} of {self.size} items with tag {self.tag!r}"
+        return f"call {self.number} of {self.size} items with tag {self.tag}"
 
 
 @dataclass
@@ -51,20 +49,12 @@ class Report:
     outcomes: Counter[str] = field(default_factory=Counter)  # calls by kind of end
     faults: Counter[str] = field(default_factory=Counter)  # injected faults by kind
     verdicts: Counter[str] = field(default_factory=Counter)  # verdicts by kind
-    accepted: int = 0  # calls
     details: list[str] = field(default_factory=list)  # one for each verdict
 
-    def add(self, other: Report) -> None:
-        self.outcomes += other.outcomes
-        self.faults += other.faults
-        self.verdicts += other.verdicts
-        self.accepted += other.accepted
-        self.details += other.details
-
     def blame(self, verdict: str, detail: str) -> None:
+        assert verdict in VERDICTS
         self.verdicts[verdict] += 1
-        if len(self.details) < 20:
-            self.details.append(f"{verdict}: {detail}")
+        self.details.append(f"{verdict}: {detail}")
 
 
 class Books:
@@ -78,30 +68,26 @@ class Books:
         self.turns = 0  # odd while the batcher is closed, or being closed or opened
         self.cancels = False  # whether a shutdown has cancelled waiting calls
         self.runs_apart = False  # an item may run once more if its output cannot be split
-        self.exact = True  # whether the statistics must agree with these books exactly
         self.queue_timeout = math.inf  # time after which waiting calls may expire (s)
         self.refuses = False  # whether a full queue refuses calls
         self.open: dict[int, Call] = {}  # calls without an end, by number
         self.outcomes: list[str] = []  # one for each call that ended
         self.observed: list[int] | None = None  # items in each batch that the observer got
-        # items of calls that have ended uncomputed, as the library reported
-        self.gone: list[int] = []
-        self.blamed: list[tuple[str, str]] = []  # verdict and detail
+        self.gone: list[int] = []  # items of calls that ended uncomputed, as the library said
+        self.report = Report()
+        self.blame = self.report.blame
         self._numbers = itertools.count(1)
 
     @property
     def most_again(self) -> int:
         """Most repeated runs of items, which the statistics do not count."""
-        apart = len(set(self.faults.ran)) if self.runs_apart else 0
-        return len(self.faults.again) + apart
+        return len(self.faults.again) + self.runs_apart * len(set(self.faults.ran))
 
-    def begin(self, size: int = 1, *, tag: Any = 0, listed: bool = False, length: int = 0) -> Call:
-        call = Call(next(self._numbers), size, tag, listed, self.turns, time.perf_counter(), length)
+    def begin(self, size: int, tag: int, listed: bool, length: int) -> Call:
+        moment = time.perf_counter()
+        call = Call(next(self._numbers), size, tag, listed, length, self.turns, moment)
         self.open[call.number] = call
         return call
-
-    def blame(self, verdict: str, detail: str) -> None:
-        self.blamed.append((verdict, detail))
 
     def end(self, call: Call, outcome: str) -> None:
         if self.open.pop(call.number, None) is None:
@@ -119,37 +105,27 @@ class Books:
 
     def failed(self, call: Call, error: BaseException) -> None:
         """Enter that `call` got `error`."""
-        if self.faults.expected(call.items, error):
-            self.end(call, "failed")
+        closed = self.turns % 2 or self.turns != call.turns
+        late = time.perf_counter() - call.began >= self.queue_timeout
+        outcome = "failed"
+        if self.faults.explain(call.items, error):
+            explained = True
         elif isinstance(error, batched.BatcherClosed):
-            if not self.turns % 2 and self.turns == call.turns:
-                self.blame(
-                    "wrong",
-                    f"{call} ended with {error!r}, but the batcher was open",
-                )
-            self.end(call, "closed")
+            outcome, explained = "closed", bool(closed)
         elif self.faults.refused(call.items, error):
-            self.end(call, "refused")
-        elif self._by_queue(call, error):
-            self.gone += call.items
-            self.end(call, FULL if isinstance(error, QueueFull) else LATE)
+            outcome, explained = "refused", True
+        elif isinstance(error, batched.QueueFull):
+            outcome, explained = FULL, self.refuses
+        elif isinstance(error, batched.QueueTimeout):
+            outcome, explained = LATE, late
         else:
-            self.blame(
-                "wrong",
-                f"{call} got {error!r:.200} caused by {error.__cause__!r:.100}, and no batch of "
-                "the call has this error",
-            )
-            self.end(call, "failed")
-
-    def _by_queue(self, call: Call, error: BaseException) -> bool:
-        """Return whether the limits of the queue explain `error`."""
-        if isinstance(error, QueueFull):
-            self.faults.injected.append(FULL)
-            return self.refuses
-        if isinstance(error, QueueTimeout):
-            self.faults.injected.append(LATE)
-            return time.perf_counter() - call.began >= self.queue_timeout
-        return False
+            explained = False
+        if outcome in (FULL, LATE):
+            self.faults.injected.append(outcome)
+            self.gone += call.items
+        if not explained:
+            self.blame("wrong", f"{call} got {error!r:.200} caused by {error.__cause__!r:.100}")
+        self.end(call, outcome)
 
     def cancelled(self, call: Call) -> None:
         """Enter that the future of `call` was cancelled while the call waited."""
@@ -170,72 +146,47 @@ class Books:
         refused = any(item in self.faults.refusals for item in call.items)
         self.end(call, "refused" if refused else "abandoned")
 
-    def close(self, stats: batched.Stats | None, hung: Sequence[Call]) -> Report:
+    def close(self, stats: batched.Stats, hung: Sequence[Call] = ()) -> Report:
         """Return the report after the last call. `hung` are the calls with a waiting caller."""
-        for call in hung:
-            self.open.pop(call.number, None)
-            self.blame("hung", str(call))
-        for call in self.open.values():
-            self.blame("lost", str(call))
-        self._check_runs()
-        outcomes = Counter(self.outcomes)
-        if stats is not None and not hung and not self.open:
-            self._check_stats(stats, outcomes)
-        report = Report(outcomes, Counter(self.faults.injected))
-        report.accepted = (
-            sum(outcomes.values()) - outcomes["refused"] if stats is None else stats.calls
-        )
-        for verdict, detail in self.blamed:
-            report.blame(verdict, detail)
-        return report
-
-    def _check_runs(self) -> None:
+        lost = [call for call in self.open.values() if call not in hung]
+        for verdict, calls in (("hung", hung), ("lost", lost)):
+            for call in calls:
+                self.blame(verdict, str(call))
         runs = Counter(self.faults.ran)
-        may_run = Counter(dict.fromkeys(runs, 1 + self.runs_apart))
-        more = runs - may_run - Counter(self.faults.again)
+        more = runs - Counter(dict.fromkeys(runs, 1 + self.runs_apart)) - Counter(self.faults.again)
         if more:
             self.blame("duplicated", f"items computed too often: {dict(more)!r:.200}")
-        computed = [item for item in self.gone if item in runs]
-        if computed:
-            self.blame(
-                "wrong",
-                f"items computed after their cancellation in the queue: {computed!r:.200}",
-            )
+        if computed := [item for item in self.gone if item in runs]:
+            self.blame("wrong", f"items computed after they had ended: {computed!r:.200}")
+        ended = self.report.outcomes = Counter(self.outcomes)
+        self.report.faults = Counter(self.faults.injected)
+        if not self.open:
+            self._check_stats(stats, ended)
+        return self.report
 
     def _check_stats(self, stats: batched.Stats, ended: Counter[str]) -> None:
         begun = sum(ended.values()) - ended["refused"]
         unknown = ended["abandoned"]
-        overdue = ended[FULL] + ended[LATE]
-        unanswered = ended["cancelled"] + ended["cancelled at shutdown"] + ended["closed"] + overdue
-        good = stats.calls - stats.errors - stats.cancelled - stats.timed_out
+        without = stats.errors + stats.cancelled + stats.timed_out
+        batches, items, ran = stats.total_batches, stats.total_processed, len(self.faults.ran)
+        observed = [batches, items]
+        if self.observed is not None:
+            observed = [len(self.observed), sum(self.observed)]
         wanted = {
-            "queue_size": (stats.queue_size, 0, 0),
-            "in_flight": (stats.in_flight, 0, 0),
-            "blocked": (stats.blocked, 0, 0),
+            "load": (stats.queue_size + stats.in_flight + stats.blocked, 0, 0),
+            "calls": (stats.calls + stats.rejected, begun, begun),
+            "items": (items, ran - self.most_again, ran),
+            "batches observed": (observed[0], batches, batches),
+            "items observed": (observed[1], items, items),
         }
-        if self.exact:
-            wanted["calls and rejected"] = stats.calls + stats.rejected, begun, begun
-            wanted["errors"] = stats.errors, ended["failed"], ended["failed"] + unknown
-            wanted["timed_out"] = stats.timed_out, ended[LATE], ended[LATE] + unknown
-            wanted["answered"] = good, ended["answered"], ended["answered"] + unknown
-            wanted["unanswered"] = begun - good - stats.errors, unanswered, unanswered + unknown
-            ran = len(self.faults.ran)
-            wanted["items"] = stats.total_processed, ran - self.most_again, ran
-            if self.observed is not None:
-                wanted["batches observed"] = (
-                    len(self.observed),
-                    stats.total_batches,
-                    stats.total_batches,
-                )
-                wanted["items observed"] = (
-                    sum(self.observed),
-                    stats.total_processed,
-                    stats.total_processed,
-                )
+        for name, found, outcome in (
+            ("errors", stats.errors, "failed"),
+            ("timed_out", stats.timed_out, LATE),
+            ("answered", stats.calls - without, "answered"),
+        ):
+            wanted[name] = found, ended[outcome], ended[outcome] + unknown
         for name, (found, least, most) in wanted.items():
             if not least <= found <= most:
                 self.blame(
-                    "wrong",
-                    f"statistics: {name} {found}, by the books {least} to {most}; "
-                    f"{dict(ended)}; {stats!r}",
+                    "wrong", f"{name} {found}, by the books {least} to {most}; {ended}; {stats!r}"
                 )

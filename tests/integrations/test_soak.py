@@ -1,172 +1,139 @@
-"""Every kind of episode at once, and proof that a soak notices each kind of failure."""
+"""Random calls and faults of all kinds, and proof that a soak notices each broken promise."""
 
 from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable
+from collections import Counter
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
 
-from batched._core.scheduler import Scheduler
-from batched._execution.execution import Execution
-from batched._runtime import settling
-from batched._runtime.runtime import Runtime
-from batched._runtime.wakers import wake_all
 from soak import callers, episodes
-from soak.books import Report
 from soak.callers import ThreadCaller
-from soak.episodes import Crowd, concluded, ordinary, seeded
-from soak.mixed import EPISODES, KINDS, Episode, quiet, run_episodes
+from soak.episodes import KINDS, Crowd, episode, quiet
 from soak.subject import Subject
 
-pytestmark = pytest.mark.once
+pytestmark = [
+    pytest.mark.once,
+    pytest.mark.filterwarnings(
+        "ignore:coroutine .* was never awaited", "ignore::pytest.PytestUnraisableExceptionWarning"
+    ),
+]
 
-SEED = int(os.environ.get("SOAK_SEED", "3"))
-FEW = 4
-"""Ordinary episodes in the fast tier. Each other kind has one episode."""
-CALLS = 200
-"""Calls of an ordinary episode in the fast tier."""
-MANY = 1000
-"""Episodes of the slow tier."""
-
-forgives_what_is_injected = pytest.mark.filterwarnings(
-    "ignore:coroutine .* was never awaited", "ignore::pytest.PytestUnraisableExceptionWarning"
-)
+SEED = os.environ.get("SOAK_SEED", "3")
+FEW, MANY = 6, int(os.environ.get("SOAK_EPISODES", "400"))
+"""Episodes of the fast tier and of the slow one."""
 
 
-@forgives_what_is_injected
-@pytest.mark.parametrize("episode", EPISODES, ids=lambda episode: episode.__name__)
-def test_every_accepted_call_ends_once_and_rightly(episode: Episode) -> None:
-    for index in range(FEW if episode is ordinary else 1):
-        with quiet():
-            report = episode(seeded(SEED, index), f"soak{index}", CALLS)
-        assert not report.verdicts, f"SOAK_SEED={SEED}, {index}\n" + "\n".join(report.details)
-        assert report.accepted or report.faults
+def run(index: int, calls: int) -> Counter[str]:
+    """Run one episode, and return its faults. The same seed and index give the same episode."""
+    with quiet():
+        report = episode(random.Random(f"{SEED} {index}"), f"soak{index}", calls)
+    assert not report.verdicts, f"SOAK_SEED={SEED}, {index}\n" + "\n".join(report.details)
+    assert report.outcomes
+    return report.faults
+
+
+@pytest.mark.parametrize("index", range(FEW))
+def test_every_accepted_call_ends_once_and_rightly(index: int) -> None:
+    run(index, calls=200)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@forgives_what_is_injected
 def test_every_accepted_call_ends_once_and_rightly_in_random_mixtures_of_faults() -> None:
-    lines: list[str] = []
-    report = run_episodes(SEED, iter(range(MANY)), write=lines.append)
-    assert not report.verdicts, f"SOAK_SEED={SEED}\n" + "\n".join(lines)
-    missing = [kind for kind in KINDS if not report.faults[kind]]
-    assert not missing, f"SOAK_SEED={SEED}: no {', '.join(missing)}"
+    faults = sum((run(index, calls=1000) for index in range(MANY)), Counter[str]())
+    assert [kind for kind in KINDS if not faults[kind]] == []
 
 
 class Broken:
-    """Episode with a library that is broken on purpose."""
+    """Batched function that breaks one promise."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.monkeypatch = monkeypatch
-        self.dropped: list[Any] = []  # wakers left asleep
-        monkeypatch.setattr(callers, "BOUND", 0.5)
-        monkeypatch.setattr(episodes, "PATIENCE", 1.2)
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+        self._fn = subject.fn
 
-    def report(self, *ways: str) -> Report:
-        rng = random.Random(1)
-        subject = Subject(
-            rng,
-            "broken",
-            kind="threads",
-            features=False,
-            limited=False,
-            batch_size=8,
-            flush="eager",
-        )
-        caller = ThreadCaller(subject, rng, 0.0)
-        crowd = Crowd(subject.books)
-        for way in ways:
-            crowd.start(getattr(caller, way))
-            hung = not crowd.join(way)
-        report = (
-            concluded(subject)
-            if not hung
-            else subject.books.close(subject.fn.stats, list(subject.books.open.values()))
-        )
-        self.monkeypatch.undo()
-        wake_all(self.dropped)  # no thread may wait forever
-        subject.fn.shutdown()
-        return report
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._fn, name)
 
-    def drop_one(self) -> None:
-        """Leave one caller asleep."""
-        answer: Callable[..., None] = Runtime._answer
-
-        def dropping(runtime: Runtime, batch: Any, wakers: dict[Any, Any], settled: Any) -> None:
-            if wakers and not self.dropped:
-                self.dropped.append(wakers.popitem()[1])
-            answer(runtime, batch, wakers, settled)
-
-        self.monkeypatch.setattr(Runtime, "_answer", dropping)
+    def __call__(self, *args: Any, **more: Any) -> Any:
+        return self._fn(*args, **more)
 
 
-@pytest.fixture
-def broken(monkeypatch: pytest.MonkeyPatch) -> Broken:
-    return Broken(monkeypatch)
+class NeverAnswers(Broken):
+    def submit(self, *_: Any, **__: Any) -> Any:
+        return Future[Any]()
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        return self.submit().result(3)
 
 
-def test_an_unbroken_library_gets_no_verdict(broken: Broken) -> None:
-    assert not broken.report("burst", "burst", "single", "many", "map").verdicts
+class SwapsResults(Broken):
+    def submit(self, item: Any, *args: Any, **more: Any) -> Any:
+        return self._fn.submit(item + 1000, *args, **more)
 
 
-@pytest.mark.parametrize(("way", "verdict"), [("burst", "lost"), ("many", "hung")])
-def test_a_caller_who_is_never_answered_is_found(broken: Broken, way: str, verdict: str) -> None:
-    broken.drop_one()
-    assert broken.report(way).verdicts[verdict]
+class InventsErrors(Broken):
+    def submit(self, *_: Any, **__: Any) -> Any:
+        future = Future[Any]()
+        future.set_exception(ValueError("out of nowhere"))
+        return future
 
 
-def test_swapped_results_are_found_wrong(broken: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
-    settled = settling.settle
-
-    def swapping(*settling: Any) -> Any:
-        found = settled(*settling)
-        if len(found[0]) > 1:
-            one, two, *_ = found[0]
-            one.result, two.result = two.result, one.result
-        return found
-
-    def is_found() -> bool:
-        monkeypatch.setattr("batched._runtime.runtime.settle", swapping)  # a report undoes it
-        return broken.report(*["burst"] * 8).verdicts["wrong"] > 0
-
-    assert any(is_found() for _ in range(20))  # a burst may end in batches of one item
+class ComputesTwice(Broken):
+    def submit(self, item: Any, *args: Any, **more: Any) -> Any:
+        self._fn.__wrapped__([item], *args, **more)
+        return self._fn.submit(item, *args, **more)
 
 
-def test_errors_that_the_function_did_not_raise_are_found_wrong(
-    broken: Broken, monkeypatch: pytest.MonkeyPatch
+class ComputesTheCancelled(Broken):
+    def submit(self, item: Any, *args: Any, **more: Any) -> Any:
+        future = self._fn.submit(item, *args, **more)
+        cancel = future.cancel
+
+        def cancelling() -> bool:
+            cancelled = bool(cancel())
+            if cancelled:
+                self._fn.__wrapped__([item])
+            return cancelled
+
+        future.cancel = cancelling
+        return future
+
+
+@pytest.mark.parametrize(
+    ("broken", "way", "verdict"),
+    [
+        (Broken, "burst", None),
+        (Broken, "many", None),
+        (Broken, "map", None),
+        (NeverAnswers, "burst", "lost"),
+        (NeverAnswers, "many", "hung"),
+        (SwapsResults, "burst", "wrong"),
+        (InventsErrors, "burst", "wrong"),
+        (ComputesTwice, "burst", "duplicated"),
+        (ComputesTheCancelled, "burst", "wrong"),
+    ],
+)
+def test_each_broken_promise_is_noticed(
+    broken: type[Broken], way: str, verdict: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settled = settling.settle
-
-    def failing(*settling: Any) -> Any:
-        found = settled(*settling)
-        for request in found[0]:
-            request.error = ValueError("out of nowhere")
-        return found
-
-    monkeypatch.setattr("batched._runtime.runtime.settle", failing)
-    assert broken.report("single").verdicts["wrong"]
-
-
-def test_items_that_are_computed_twice_are_found_duplicated(
-    broken: Broken, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = Execution.run
-
-    def twice(execution: Execution, batch: Any, prepared: Any = None) -> Any:
-        args, kwargs, _ = execution.collator.collate(batch.slices, batch)
-        execution.func(*args, **kwargs)
-        return run(execution, batch, prepared)
-
-    monkeypatch.setattr(Execution, "run", twice)
-    assert broken.report("single").verdicts["duplicated"]
-
-
-def test_cancelled_calls_that_are_computed_are_found_wrong(
-    broken: Broken, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Scheduler, "cancel", lambda *_: None)
-    assert broken.report(*["burst"] * 8).verdicts["wrong"]
+    monkeypatch.setattr(callers, "BOUND", 0.5)
+    monkeypatch.setattr(episodes, "PATIENCE", 1.0)
+    settings = {"batch_size": 8, "flush": "eager", "max_queue_size": None, "on_batch": None}
+    subject = Subject(random.Random(5), "broken", "threads", **settings)
+    subject.features = False
+    subject.fn = broken(subject)
+    crowd = Crowd(subject.books)
+    caller = ThreadCaller(subject, random.Random(1), 0.0)
+    for _ in range(8):
+        crowd.start(getattr(caller, way))
+    hung = not crowd.join(way)
+    subject.fn.shutdown()
+    report = subject.books.close(subject.fn.stats, [*subject.books.open.values()] if hung else [])
+    if verdict is None:
+        assert report.details == []
+    else:
+        assert verdict in report.verdicts

@@ -92,7 +92,7 @@ def test_a_span_tells_that_items_failed(tracer: Any) -> None:
 def test_callers_of_rows_that_join_are_linked_to_the_run(tracer: Any) -> None:
     tracing, exporter = tracer
 
-    @batched.continuously(batch_size=4, name="stepping")
+    @batched.continuously(batch_size=4, name="joined")
     def fn(rows: batched.Rows[int, int]) -> None:
         second = threading.Thread(target=call, args=(2,))
         second.start()
@@ -105,7 +105,7 @@ def test_callers_of_rows_that_join_are_linked_to_the_run(tracer: Any) -> None:
     call(1)
     fn.shutdown()
     spans = exporter.get_finished_spans()
-    batches = [span for span in spans if span.name == "batch stepping"]
+    batches = [span for span in spans if span.name == "batch joined"]
     callers = {span.context.span_id for span in spans if span.name.startswith("caller ")}
     assert {link.context.span_id for batch in batches for link in batch.links} >= callers
 
@@ -152,6 +152,26 @@ def test_an_error_whose_text_and_class_raise_reaches_its_caller_and_ends_its_spa
         assert span.attributes["error.type"] == "Unprintable"
         assert span.status.status_code.name == "ERROR"
     assert caplog.text.count("the span of a batch could not tell how it ended") <= 1
+
+
+def test_the_span_of_a_batch_ends_with_the_loop_that_runs_it(tracer: Any) -> None:
+    _, exporter = tracer
+
+    async def main() -> None:
+        started = asyncio.Event()
+
+        @batched.aio.dynamically(name="left")
+        async def fn(items: list[int]) -> list[int]:
+            started.set()
+            await asyncio.Event().wait()
+            return items
+
+        call = asyncio.create_task(fn(1))
+        await started.wait()
+        assert not call.done()
+
+    asyncio.run(main())
+    assert [span.name for span in exporter.get_finished_spans()] == ["batch left"]
 
 
 def test_a_tracer_that_fails_harms_no_caller_and_each_kind_is_logged_once(

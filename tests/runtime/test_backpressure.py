@@ -5,8 +5,10 @@ waited too long.
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -49,6 +51,23 @@ def test_a_thread_that_submits_waits_for_room_but_not_for_the_answer() -> None:
         "late",
     ]
     fn.shutdown()
+
+
+def test_a_full_queue_refuses_with_its_own_error_while_batches_end() -> None:
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # many orders of the threads
+    try:
+        with (
+            batched.dynamically(
+                lambda items: items, batch_size=1, max_queue_size=1, on_full="raise"
+            ) as fn,
+            ThreadPoolExecutor(8) as callers,
+        ):
+            calls = [callers.submit(fn, number) for number in range(4000)]
+            found = {type(call.exception()) for call in calls}
+    finally:
+        sys.setswitchinterval(interval)
+    assert found <= {type(None), batched.QueueFull}
 
 
 def test_a_thread_that_waits_for_room_is_let_go_when_an_earlier_call_is_cancelled() -> None:

@@ -17,25 +17,16 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
-from typing import Literal
 
 from batched._core.policy import BatchPolicy
 from batched._core.scheduler import Batch, Request, Scheduler
+from traffic import SPREAD, arrivals
 
-BURST = 10
-"""Calls in a burst."""
-BURST_GAP = 0.015
-"""Time between two calls of a burst (ms), plus or minus `SPREAD`: the time that a thread or a task
-needs to call.
-"""
-SPREAD = 0.5
-"""Largest deviation of a gap, as a share of it."""
 TRUNCATED = 3.0
 """Standard deviations beyond which jitter is cut off."""
 
 Call = tuple[float, int]
 """Arrival (s) and number of the caller. A list of calls is a heap."""
-Arrivals = Literal["at random", "in bursts"]
 
 
 @dataclass(frozen=True)
@@ -130,6 +121,8 @@ class Crowd:
     """Their way of coming back."""
     calls_at_random: float = 0.0
     """Further calls per millisecond, which do not wait for answers."""
+    burst: int = 1
+    """Calls that come together in a burst at random."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +147,8 @@ def crowds(
     coming: list[Call] = []
     for kind, crowd in enumerate(kinds):
         if crowd.calls_at_random:
-            moments = at_random(crowd.calls_at_random, calls, Random(f"arrivals of {seed}"))
+            dice_of_arrivals = Random(f"arrivals of {seed}")
+            moments = arrivals(crowd.calls_at_random, calls, dice_of_arrivals, crowd.burst)
             coming += [(moment, -1 - kind) for moment in moments]
     heapq.heapify(coming)
 
@@ -182,63 +176,4 @@ def crowds(
         if done >= calls:
             return Run(counted / (batch.ended - since) / 1e3, latencies)
         come_back([caller for caller in who if caller >= 0], batch.ended)
-    raise AssertionError("a closed loop never runs dry")
-
-
-def closed_loop(
-    policy: BatchPolicy, model: Model, callers: int, way: Way, seed: int, calls: int
-) -> float:
-    """Return the calls per millisecond of callers who call again after their answers, over the
-    second half of the run.
-    """
-    return crowds(policy, model, (Crowd(callers, way),), seed, calls).throughput
-
-
-def open_loop(
-    policy: BatchPolicy,
-    model: Model,
-    arrivals: Arrivals,
-    load: float,
-    seed: int,
-    calls: int,
-    burst: int = BURST,
-) -> list[float]:
-    """Return the latency of each call, from its arrival to the end of its batch (ms), in order of
-    arrival.
-
-    `load` is a share of the model's capacity. All policies see the same arrivals.
-    """
-    rate = load * model.capacity(policy.batch_size) * policy.max_concurrent_batches
-    dice = Random(f"arrivals of {seed}")
-    moments = (
-        at_random(rate, calls, dice)
-        if arrivals == "at random"
-        else in_bursts(rate, calls, dice, burst)
-    )
-    return latencies(policy, model, moments, seed)
-
-
-def latencies(policy: BatchPolicy, model: Model, moments: list[float], seed: int) -> list[float]:
-    """Return the latency (ms) of each call that arrives at one of these moments (s, ascending)."""
-    coming = [(moment, number) for number, moment in enumerate(moments)]
-    found = [0.0] * len(moments)
-    for batch in batches(policy, model, coming, seed):
-        for request, _, _ in batch.slices:
-            found[request.items[0]] = (batch.ended - request.arrived) * 1e3
-    return found
-
-
-def at_random(rate: float, calls: int, dice: Random) -> list[float]:
-    """Return moments of a Poisson process (s)."""
-    moment = 0.0
-    return [moment := moment + dice.expovariate(rate) / 1e3 for _ in range(calls)]
-
-
-def in_bursts(rate: float, calls: int, dice: Random, burst: int = BURST) -> list[float]:
-    """Return moments in bursts that begin at random (s)."""
-    moments: list[float] = []
-    for moment in at_random(rate / burst, math.ceil(calls / burst), dice):
-        for _ in range(burst):
-            moments.append(moment)
-            moment += BURST_GAP / 1e3 * dice.uniform(1 - SPREAD, 1 + SPREAD)
-    return sorted(moments)[:calls]
+    raise AssertionError("fewer calls came than were to be counted")
