@@ -10,14 +10,13 @@ import inspect
 import pickle
 import threading
 import weakref
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 
 import batched
-from stage import BOUND, python, wait_until
+from stage import BOUND, wait_until
 
 
 class Model:
@@ -188,23 +187,6 @@ def test_methods_pickle_by_their_instance_or_class_and_their_attribute() -> None
     held = pickle.loads(pickle.dumps(Holder(4)))
     held.factor = 3
     assert (held.held(5), held.bound(5)) == (-15, 15)
-
-
-def test_a_pool_of_processes_computes_with_the_method_that_it_was_given() -> None:
-    done = python(
-        f"""
-        import sys
-        from concurrent.futures import ProcessPoolExecutor
-        from multiprocessing import get_context
-
-        sys.path.insert(0, {str(Path(__file__).parent)!r})
-        from test_methods import Model
-
-        with ProcessPoolExecutor(2, get_context("spawn")) as pool:
-            assert list(pool.map(Model(4).negated, range(3))) == [0, -4, -8]
-        """
-    )
-    assert done.returncode == 0, done.stderr
 
 
 def test_a_method_that_its_instance_does_not_have_is_not_pickled_as_another() -> None:

@@ -35,7 +35,9 @@ def test_no_thread_is_started_before_the_first_call() -> None:
     assert len(workers("lazy")) == 1
     assert workers("lazy")[0].daemon
     fn.shutdown()
-    assert workers("lazy") == []
+    with pytest.raises(batched.BatcherClosed):
+        fn(2)
+    assert workers("lazy") == [], "a refused call starts none"
 
 
 def test_one_caller_needs_one_thread_however_many_are_allowed() -> None:

@@ -103,18 +103,6 @@ async def test_exceptions_reach_the_frameworks_own_handlers_as_themselves() -> N
     assert handled == [errors["missing"], errors["full"]]
 
 
-async def test_a_refused_call_is_a_503_with_the_middleware_around_the_whole_application() -> None:
-    app: Any = fastapi.FastAPI()
-
-    async def endpoint() -> None:
-        raise batched.QueueFull("q")
-
-    app.add_api_route("/", endpoint)
-    async with served(BatchedMiddleware(app)) as client:
-        answer = await client.get("/")
-    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
-
-
 async def test_bodies_and_responses_of_many_parts_arrive_whole() -> None:
     async def double(request: Request) -> Any:
         parts = [part async for part in request.stream()]
