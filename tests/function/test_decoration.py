@@ -273,6 +273,7 @@ def test_modules_load_when_they_are_first_used() -> None:
         for name in ("asgi", "testing", "tracing"):
             assert getattr(batched, name) is sys.modules[f"batched.{name}"]
         assert not hasattr(batched, "no_such_thing")
+        assert "pytest" not in sys.modules  # which `batched.testing` is for
         """
     )
     assert done.returncode == 0, done.stderr
