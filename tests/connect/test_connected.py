@@ -23,6 +23,7 @@ import pytest
 from served import model_processes
 
 import batched
+from batched.cli import main
 from batched.errors import BatcherClosed, QueueFull, QueueTimeout, RemoteError, ServerGone
 from stage import BOUND, Turnstile, python, wait_until
 
@@ -654,14 +655,13 @@ def test_a_process_run_by_hand_answers_accepted_calls_when_it_is_terminated(
 ) -> None:
     path = short_path / "hand.socket"
     support = os.pathsep.join(filter(None, sys.path))
-    command = [sys.executable, "-m", "batched", "serve"]
-    check = [*command, "--check", "--socket", str(path)]
-    assert subprocess.run(check, check=False, capture_output=True).returncode == 1
+    check = ["serve", "--check", "--socket", str(path)]
+    assert main(check) == 1
     notified = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     notified.bind(str(short_path / "notify"))
     notified.settimeout(BOUND)
     process = subprocess.Popen(
-        [*command, "served_model:held", "--socket", str(path)],
+        [sys.executable, "-m", "batched", "serve", "served_model:held", "--socket", str(path)],
         stdout=subprocess.PIPE,
         text=True,
         env={
@@ -673,7 +673,7 @@ def test_a_process_run_by_hand_answers_accepted_calls_when_it_is_terminated(
     assert process.stdout is not None
     assert process.stdout.readline() == f"held is served on unix:{path}\n"
     assert notified.recv(100) == b"READY=1"
-    assert subprocess.run(check, check=False, capture_output=True).returncode == 0
+    assert main(check) == 0
     held: Any = batched.connect(f"unix:{path}")
     gate = short_path / "gate"
     futures = [held.submit(str(gate)) for _ in range(100)]
