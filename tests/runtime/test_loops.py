@@ -424,11 +424,11 @@ def test_aclose_does_not_wait_for_a_loop_that_ends_meanwhile(backend: str, end: 
     assert entered.wait(BOUND)
 
     async def close() -> None:
-        timer = threading.Timer(0.15, loop.call_soon_threadsafe, (loop.stop,))
-        timer.start()
         with anyio.fail_after(BOUND):
-            await fn.aclose()
-        timer.join()
+            async with anyio.create_task_group() as group:
+                group.start_soon(fn.aclose)
+                await anyio.wait_all_tasks_blocked()
+                loop.call_soon_threadsafe(loop.stop)
 
     anyio.run(close, backend=backend)
     thread.join(BOUND)
