@@ -169,16 +169,16 @@ def test_sigterm_answers_accepted_calls_and_ends_the_process() -> None:
         before = await client.state()
         tasks = client.ask(CLIENTS)
         await client.until(functools.partial(has_calls, before["calls"] + CLIENTS))
-        server.process.send_signal(signal.SIGTERM)
-        await asyncio.to_thread(server.log.hear, "Waiting for connections to close")
+        ending.process.send_signal(signal.SIGTERM)
+        await asyncio.to_thread(ending.log.hear, "Waiting for connections to close")
         assert not any(task.done() for task in tasks)
         client.release()
         check(await answers(tasks))
 
-    with running("server.documented:app", EXAMPLE="0") as server:
-        using(server, main)
-        assert server.last_words()[-1] == "closed\n"
-    assert server.process.returncode == -signal.SIGTERM, "uvicorn raises it again in the end"
+    with running("server.documented:app", EXAMPLE="0") as ending:
+        using(ending, main)
+        assert ending.last_words()[-1] == "closed\n"
+    assert ending.process.returncode == -signal.SIGTERM, "uvicorn raises it again in the end"
 
 
 def test_clients_of_two_workers_that_leave_are_not_computed() -> None:
