@@ -85,7 +85,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture
 def uncollected() -> Iterator[None]:
     """Stop the garbage collector during this test: only reference counts free objects."""
-    gc.collect()
     gc.disable()
     yield
     gc.enable()

@@ -58,7 +58,7 @@ def test_the_version_is_in_one_place_and_the_changelog_begins_with_it() -> None:
     assert latest[1] == batched.__version__
 
 
-DEVELOPERS = {"docs", "lint", "test", "test-core"}
+DEVELOPERS = {"demo", "docs", "lint", "test", "test-core"}
 
 
 def test_the_extras_for_users_pin_no_torch_and_the_metadata_has_no_address() -> None:

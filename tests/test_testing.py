@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -68,21 +69,17 @@ class TestCallsFromThreads:
         assert stats.batch_sizes == {1: 5, 3: 1}
         assert (stats.queue_size, stats.in_flight) == (0, 0)
 
-    def test_map_is_lazy(self, recorded: Recorded) -> None:
-        fn = batched.dynamically(recorded)
+    def test_map_is_lazy_and_settings_that_need_threads_are_served(
+        self, recorded: Recorded
+    ) -> None:
+        settings: Any = {"max_concurrent_batches": 2, "queue_timeout_ms": 1, "max_queue_size": 1}
+        fn = batched.dynamically(**settings)(recorded)
         with batched.testing.inline():
             results = fn.map(range(10))
             assert [next(results), next(results)] == [0, 2]
             assert recorded.batches == [[0], [1]]
             results.close()
-
-    def test_all_settings_that_need_threads_are_served(self, recorded: Recorded) -> None:
-        fn = batched.dynamically(max_concurrent_batches=2, queue_timeout_ms=1.0, max_queue_size=1)(
-            recorded
-        )
-        with batched.testing.inline():
             assert fn([1, 2, 3]) == [2, 4, 6]
-            assert list(fn.map([4, 5])) == [8, 10]
 
     def test_methods_and_prepared_calls(self) -> None:
         class Scorer:
@@ -289,11 +286,13 @@ class TestHeldCalls:
         assert sorted(results, key=str) == [2, 4, [6, 8]]
 
     def test_full_batches_wait_too_and_batch_size_is_the_limit(self, recorded: Recorded) -> None:
-        fn = batched.dynamically(batch_size=2)(recorded)
+        fn = batched.dynamically(batch_size=2, name="doubled")(recorded)
         with batched.testing.hold(fn) as held:
             futures = [fn.submit(number) for number in range(5)]
             held.wait_for(5)
             assert recorded.batches == []
+            with pytest.raises(TimeoutError, match=r"5 of 6 items wait in the queue of doubled"):
+                held.wait_for(6, timeout=0)
         assert recorded.batches == [[0, 1], [2, 3], [4]]
         assert all(future.done() for future in futures)
 
@@ -312,13 +311,6 @@ class TestHeldCalls:
         assert last.done()
         fn(4)
         assert recorded.batches[-1] == [4]
-
-    def test_calls_that_never_come_are_named(self, recorded: Recorded) -> None:
-        fn = batched.dynamically(name="doubled")(recorded)
-        with batched.testing.hold(fn) as held:
-            fn.submit(1)
-            with pytest.raises(TimeoutError, match=r"1 of 3 items wait in the queue of doubled"):
-                held.wait_for(3, timeout=0)
 
     def test_full_queues_cancellation_and_late_calls_are_as_always(
         self, recorded: Recorded
@@ -395,17 +387,13 @@ class TestHeldCalls:
         with pytest.raises(TypeError, match="method of an instance"), batched.testing.hold(wrong):
             pass
 
-    @pytest.mark.parametrize("thing", [len, None, 7])
-    def test_other_things_are_refused(self, thing: Any) -> None:
-        refused = pytest.raises(TypeError, match="hold takes a batched function")
-        with refused, batched.testing.hold(thing):
-            pass
-
-    @pytest.mark.skipif(not hasattr(__import__("socket"), "AF_UNIX"), reason="no Unix sockets")
-    def test_a_connected_function_is_refused(self) -> None:
-        remote: Any = batched.connect("module:function")
-        with pytest.raises(TypeError, match="of this process"), batched.testing.hold(remote):
-            pass
+    def test_other_things_are_refused(self) -> None:
+        things: list[tuple[Any, str]] = [(len, "hold takes a batched function"), (7, "hold takes")]
+        if hasattr(socket, "AF_UNIX"):
+            things.append((batched.connect("module:function"), "of this process"))
+        for thing, said in things:
+            with pytest.raises(TypeError, match=said), batched.testing.hold(thing):
+                pass
 
     @pytest.mark.anyio
     @BACKENDS
@@ -476,11 +464,6 @@ def test_not_inline():
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 passed" in done.stdout
-
-
-def test_it_needs_no_pytest() -> None:
-    done = python("import sys, batched.testing; print('pytest' in sys.modules)")
-    assert done.stdout.split() == ["False"], done.stderr
 
 
 def test_inline_calls_share_equal_items_of_one_list() -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 import types
-import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -122,13 +120,7 @@ def test_an_array_has_one_result_in_each_row(items: ItemCollator, dtype: str) ->
     rows = rows_of(items, output, 2, 1)
     assert [row.tolist() for row in rows] == output.tolist()
     assert all(type(row) is type(output) and row.dtype == output.dtype for row in rows)
-
-
-def test_a_flat_array_has_one_number_in_each_row(items: ItemCollator) -> None:
-    numpy = pytest.importorskip("numpy")
-    rows = rows_of(items, numpy.array([1.5, 2.5, 3.5], dtype=numpy.float32), 1, 2)
-    assert rows == [1.5, 2.5, 3.5]
-    assert type(rows[0]) is numpy.float32
+    assert [type(row) for row in rows_of(items, output[:, 0], 2, 1)] == [type(output[0, 0])] * 3
 
 
 @pytest.mark.model
@@ -317,22 +309,6 @@ def test_an_array_for_one_caller_is_copied_once_not_row_by_row(items: ItemCollat
     assert len({id(row.base) for row in rows}) == 1
     assert rows[0].base is not output
     assert [row.tolist() for row in rows] == output.tolist()
-
-
-def test_a_caller_that_keeps_a_row_does_not_keep_the_output_of_the_batch(
-    items: ItemCollator,
-) -> None:
-    numpy = pytest.importorskip("numpy")
-    output = numpy.zeros((2, 10))
-    gone = weakref.ref(output)
-    gc.disable()
-    try:
-        kept, _ = rows_of(items, output, 1, 1)
-        del output
-        assert gone() is None
-        assert kept.tolist() == [0.0] * 10
-    finally:
-        gc.enable()
 
 
 @pytest.mark.model

@@ -189,7 +189,7 @@ def test_a_client_that_does_not_read_is_not_read_and_holds_up_nobody(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("batched._connect.server.PATIENCE", 0.2)
-    served = Served(batched.dynamically(lambda items: ["x" * 2**24 for _ in items]))
+    served = Served(batched.dynamically(lambda items: ["x" * 2**22 for _ in items]))
     connected: Any = batched.connect(served.address)
     connected.served = served
     with dialed(connected) as link:
@@ -199,7 +199,7 @@ def test_a_client_that_does_not_read_is_not_read_and_holds_up_nobody(
         wait_until(lambda: len(served.server.sessions) == 1)
         [session] = served.server.sessions
         wait_until(lambda: session.wire.is_full)
-        assert len(connected(1)) == 2**24
+        assert len(connected(1)) == 2**22
         served.stop()
     assert "ends, although a client does not read its answers" in caplog.text
 

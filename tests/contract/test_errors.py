@@ -11,7 +11,7 @@ import logging
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Self
 
 import anyio
 import pytest
@@ -19,7 +19,6 @@ import pytest
 import batched
 from batched._execution.exceptions import SharedError, copy_exception
 from number_stage import NumberStage
-from odd_errors import COPIED, keyword_only, uncopyable
 from stage import BOUND, Gate, Stage
 
 pytestmark = pytest.mark.anyio
@@ -119,6 +118,89 @@ async def test_a_length_that_raises_is_an_error_of_its_caller_alone(numbers: Num
 # --- an exception of one's own
 
 
+class KeywordOnly(Exception):
+    """Error with arguments that differ from the arguments of its constructor."""
+
+    def __init__(self, *, code: int) -> None:
+        super().__init__(f"code {code}")
+        self.code = code
+
+
+class Slotted(Exception):
+    __slots__ = ("code", "never_set")
+
+    def __init__(self, code: int | None) -> None:
+        self.code = code
+
+
+class Uncopyable(ValueError):
+    """Error without a constructor, as in compiled libraries."""
+
+    def __new__(cls, *_: object) -> Self:
+        raise TypeError("use Uncopyable.of")
+
+    @classmethod
+    def of(cls, *errors: str) -> Uncopyable:
+        made = ValueError.__new__(cls, "several")
+        made.errors = errors
+        return made
+
+    errors: tuple[str, ...]
+
+
+def statement(code: str) -> Raise:
+    """Return a function that runs `code`."""
+    return lambda: exec(code, {})
+
+
+attribute = statement("object().missing")
+
+
+def group() -> None:
+    try:
+        attribute()
+    except AttributeError as error:
+        raise ExceptionGroup("several", [error, KeywordOnly(code=2)]) from error
+
+
+def keyword_only() -> None:
+    raise KeywordOnly(code=3)
+
+
+def slotted() -> None:
+    raise Slotted(None)
+
+
+def caused() -> None:
+    try:
+        attribute()
+    except AttributeError as error:
+        raised = KeywordOnly(code=4)
+        raised.add_note("a note")
+        raise raised from error
+
+
+def from_none() -> None:
+    try:
+        attribute()
+    except AttributeError:
+        raise KeyError("gone") from None
+
+
+def uncopyable() -> None:
+    raise Uncopyable.of("a", "b")
+
+
+COPIED: list[Any] = [
+    *(attribute, group, keyword_only, slotted, caused, from_none),
+    statement("open('/nowhere/at all')"),
+    statement("b'\\xff'.decode()"),
+    statement("import batched.missing"),
+    statement("compile('1 +', 'there', 'eval')"),
+]
+"""Functions; each raises an error that can be copied."""
+
+
 async def test_each_caller_gets_an_exception_of_its_own(stage: Stage) -> None:
     """The function may keep the exception that it returned, and return it again."""
     original: Any = Refused("no")
@@ -160,7 +242,7 @@ async def seen(call: Callable[[], Any], number: int) -> str:
     raise AssertionError("it did not fail")
 
 
-@pytest.mark.parametrize("raises", [*COPIED, uncopyable])
+@pytest.mark.parametrize("raises", [group, from_none, keyword_only, uncopyable])
 async def test_a_caller_in_company_sees_what_a_lone_one_sees(stage: Stage, raises: Raise) -> None:
     if raises is uncopyable and stage.calls_from_threads:
         pytest.skip("threads that raise one object at the same moment see frames of each other")

@@ -59,7 +59,7 @@ async def test_one_bad_item_in_64_costs_13_calls_and_fails_alone(stage: NumberSt
     assert (fn.stats.errors, fn.stats.total_batches) == (1, 2)
 
 
-@pytest.mark.parametrize("bad", [{0}, {7}, {0, 7}, {2, 3, 4}, set(range(8)), set()], ids=str)
+@pytest.mark.parametrize("bad", [{0, 7}, {2, 3, 4}, set(range(8))], ids=str)
 async def test_good_items_get_their_results_whichever_items_are_bad(
     stage: NumberStage, bad: set[int]
 ) -> None:

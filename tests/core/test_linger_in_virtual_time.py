@@ -4,8 +4,6 @@ benchmark.
 
 from __future__ import annotations
 
-from random import Random
-
 import pytest
 
 from batched._core.policy import BatchPolicy
@@ -13,24 +11,21 @@ from policy import (
     AT_ONCE,
     CLOSED,
     COMPUTE_BOUND,
-    EAGER,
     EVEN,
     LONG,
     MERGING_PAYS,
-    MODELS,
     OPEN,
     QUESTIONS,
     SHORT,
     SLOWLY,
     THINKING,
     THINKING_LONG,
-    WAYS,
     Question,
     Row,
     callers,
     calls_of,
 )
-from traffic import BURST, arrivals
+from traffic import BURST
 from virtual_time import Crowd, Model, Way, batches, crowds
 
 pytestmark = pytest.mark.once
@@ -83,11 +78,6 @@ def test_hard_traffic_is_served_about_as_fast_as_by_the_best_other_rule(
         check(row, question, 10_000 if row.kinds[-1].calls_at_random else 3000)
 
 
-@pytest.mark.parametrize("row", [callers(model, 1, way) for model in MODELS for way in WAYS])
-def test_a_lone_caller_never_waits(row: Row) -> None:
-    assert row.compare(EAGER, 500)["throughput"] == pytest.approx(1.0, rel=1e-3)
-
-
 @pytest.mark.parametrize(
     "row",
     [
@@ -107,21 +97,6 @@ def test_calls_at_random_are_answered_about_as_soon_as_under_eager(row: Row) -> 
 @pytest.mark.parametrize("row", MERGING_PAYS.rows, ids=str)
 def test_a_burst_is_answered_sooner_than_if_its_first_call_left_alone(row: Row) -> None:
     check(row, MERGING_PAYS, 5_000)
-
-
-@pytest.mark.parametrize("model", MODELS, ids=str)
-@pytest.mark.parametrize("load", [0.05, 0.2, 0.8])
-def test_a_free_worker_waits_no_longer_than_the_timeout(model: Model, load: float) -> None:
-    dice = Random(1)
-    rate = load * model.capacity(64) / 2
-    moments = sorted(arrivals(rate, 1000, dice) + arrivals(rate, 1000, dice, BURST))
-    free = 0.0
-    policy = BatchPolicy(batch_size=64, timeout_ms=5.0)
-    calls = [(moment, number) for number, moment in enumerate(moments)]
-    for batch in batches(policy, model, calls, 1):
-        oldest = min(request.arrived for request, _, _ in batch.slices)
-        assert batch.started - max(oldest, free) <= 0.005 + 1e-9
-        free = batch.ended
 
 
 # ---------------------------------------------------------------- the simulation, by hand (ms)

@@ -113,13 +113,6 @@ def test_a_batch_has_fitted_if_one_call_returned_for_all_of_it(
     assert batch.fitted is fitted
 
 
-def test_an_error_that_neither_splits_nor_isolates_is_the_outcome_of_all() -> None:
-    found = run(batch_of(*rows(3)), Function(8, {1}))
-    assert [(str(result), tried) for _, result, tried in found] == [("bad row 1", 1)] * 3
-    found = run(batch_of(*rows(3)), Function(2, set()))
-    assert [type(result) for _, result, _ in found] == [MemoryError] * 3
-
-
 def test_the_rest_of_a_call_that_has_failed_is_not_tried() -> None:
     function = Function(8, {0})
     call = Request(list(range(8)), 8, NO_ARGUMENTS, listed=True)

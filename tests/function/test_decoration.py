@@ -162,6 +162,13 @@ def test_an_object_that_cannot_be_batched_is_refused(
         ({"key": len}, TypeError, "no setting 'key'; did you mean 'dedupe'"),
         ({"max_batch_size": 3}, TypeError, "'max_batch_size'; did you mean 'batch_size'"),
         ({"prefetch": 1}, TypeError, "no setting 'prefetch'"),
+        (
+            {"pad_token": 1},
+            TypeError,
+            r"'pad_token'; it belongs to batched\S*inference",
+        ),
+        ({"unpad": 1}, TypeError, r"'unpad'; it belongs to batched\S*inference"),
+        ({"timeout_ms": 0.005}, ValueError, r"timeout_ms is a time in milliseconds, got 0\.005"),
     ],
 )
 def test_a_wrong_setting_is_refused_at_decoration(
@@ -171,11 +178,37 @@ def test_a_wrong_setting_is_refused_at_decoration(
         decorator(**settings)
 
 
-@pytest.mark.parametrize("name", ["pad_token", "pad_tokens", "device", "unpad", "spread_kwargs"])
-def test_a_setting_of_features_is_refused_for_functions_of_items(name: str) -> None:
-    sentence = f"no setting '{name}'; it belongs to batched.inference.dynamically"
-    with pytest.raises(TypeError, match=sentence):
-        batched.dynamically(**{name: 1})  # type: ignore[call-overload]
+@pytest.mark.parametrize(
+    ("settings", "kind", "name"),
+    [
+        ({"pad_token": 0}, TypeError, "pad_token"),
+        ({"pad_token": {"x": "pad"}}, TypeError, "pad_token"),
+        ({"pad_token": {1: 0}}, TypeError, "pad_token"),
+        ({"pad_token": {}, "pad_tokens": {}}, TypeError, "pad_tokens"),
+        ({"padding_side": "middle"}, ValueError, "padding_side"),
+        ({"pad_to_multiple_of": 0}, ValueError, "pad_to_multiple_of"),
+        ({"pad_to_multiple_of": 1.5}, TypeError, "pad_to_multiple_of"),
+        ({"pad_to_multiple_of": True}, TypeError, "pad_to_multiple_of"),
+        ({"unpad": True}, TypeError, "unpad"),
+        ({"unpad": "never"}, TypeError, "unpad"),
+        ({"unpad": {"x": 1}}, TypeError, "unpad"),
+        ({"unpad": {"x": {"1": "ids"}}}, TypeError, "unpad"),
+        ({"unpad": {"x": {0: "ids"}}}, ValueError, "unpad"),
+        ({"spread_kwargs": 1}, TypeError, "spread_kwargs"),
+        ({"device": "nowhere"}, ValueError, "device='nowhere': Expected one of cpu, cuda"),
+        ({"output_device": 1.5}, ValueError, "output_device"),
+        ({"on_oom": "ignore"}, ValueError, "on_oom"),
+        ({"padding": "right"}, TypeError, "padding"),
+    ],
+)
+def test_a_wrong_setting_of_features_is_refused_at_decoration(
+    settings: dict[str, Any], kind: type[Exception], name: str
+) -> None:
+    if "device" in name:
+        pytest.importorskip("torch")
+    for decorator in (batched.inference.dynamically, batched.aio.inference.dynamically):
+        with pytest.raises(kind, match=name):
+            decorator(**settings)
 
 
 def test_a_decorator_with_settings_is_used_again_and_takes_more_settings() -> None:
@@ -270,9 +303,10 @@ def test_modules_load_when_they_are_first_used() -> None:
         late = ["asgi", "metrics", "offline", "testing", "tracing"]
         assert not sys.modules.keys() & {f"batched.{name}" for name in late}
         assert set(late) <= set(dir(batched))
-        for name in late:
+        for name in ("asgi", "testing", "tracing"):
             assert getattr(batched, name) is sys.modules[f"batched.{name}"]
         assert not hasattr(batched, "no_such_thing")
+        assert "pytest" not in sys.modules  # which `batched.testing` is for
         """
     )
     assert done.returncode == 0, done.stderr
@@ -364,41 +398,26 @@ def test_a_method_without_self_is_refused_with_advice() -> None:
     decorate(staticmethod)
 
 
-def test_a_wait_in_seconds_is_refused_with_advice() -> None:
-    with pytest.raises(ValueError, match=r"timeout_ms is a time in milliseconds, got 0\.005"):
-        batched.dynamically(timeout_ms=0.005)
-    batched.dynamically(timeout_ms=0)
-
-
-@pytest.mark.parametrize("items", ["text", b"bytes", None])
-def test_a_text_in_place_of_many_items_is_refused(items: Any) -> None:
-    for decorator in (batched.dynamically, batched.aio.dynamically):
-        fn: Any = decorator(lambda items: items)
+@pytest.mark.parametrize("decorator", DECORATORS)
+def test_wrong_uses_of_a_function_are_refused_with_advice(decorator: Any) -> None:
+    fn = decorator(lambda items: items)
+    for items in ("text", b"bytes", None):
         with pytest.raises(TypeError, match=r"map takes many items, got .*, which is one"):
             fn.map(items)
-
-
-def test_a_missing_attribute_is_told_with_the_method_that_was_meant() -> None:
-    fn: Any = batched.dynamically(lambda items: items)
     with pytest.raises(AttributeError, match="'close'; did you mean 'shutdown'"):
         fn.close()
     with pytest.raises(AttributeError) as caught:
         _ = fn.statistics
     assert (caught.value.name, caught.value.obj) == ("statistics", fn)
-
-
-@pytest.mark.filterwarnings("ignore")  # the call is dropped
-def test_the_warning_of_a_call_that_is_not_awaited_tells_what_it_is() -> None:
-    fn: Any = batched.aio.dynamically(lambda items: items)
-    dropped = fn(1)
-    assert dropped.__qualname__ == "call of a batched function"
-    dropped.close()
-
-
-def test_a_setting_cannot_be_assigned() -> None:
-    fn: Any = batched.dynamically(lambda items: items)
     with pytest.raises(AttributeError, match=r"with_options\(batch_size=\.\.\.\)"):
         fn.batch_size = 64
     assert not hasattr(fn, "batch_size")
     fn.note = "kept"
     assert fn.note == "kept"
+
+
+@pytest.mark.filterwarnings("ignore")  # the call is dropped
+def test_the_warning_of_a_call_that_is_not_awaited_tells_what_it_is() -> None:
+    dropped: Any = threaded(1)
+    assert dropped.__qualname__ == "call of a batched function"
+    dropped.close()

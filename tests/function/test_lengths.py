@@ -5,83 +5,59 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
 import pytest
 
 import batched
-from stage import BOUND, wait_until
-
-
-class Model:
-    """A batch function that records its batches, and waits in each until `go` is set."""
-
-    def __init__(self) -> None:
-        self.batches: list[list[str]] = []
-        self.go = threading.Event()
-
-    def __call__(self, texts: list[str]) -> list[str]:
-        self.batches.append(texts.copy())
-        assert self.go.wait(BOUND), "`go` was not set"
-        return [text.upper() for text in texts]
-
-
-def backlog(model: Model, fn: Any, texts: list[str]) -> list[Future[str]]:
-    """Return futures of `texts`, which all wait behind a first item."""
-    fn.submit("")
-    wait_until(lambda: len(model.batches) == 1)
-    futures = [fn.submit(text) for text in texts]
-    model.go.set()
-    return futures
-
-
-def words(count: int, seed: int = 0) -> list[str]:
-    chance = random.Random(seed)
-    return ["x" * chance.randint(1, 100) for _ in range(count)]
 
 
 def test_a_list_call_runs_longest_first_and_is_answered_in_its_own_order() -> None:
-    model = Model()
-    model.go.set()
-    fn = batched.dynamically(batch_size=8, length=len)(model)
-    texts = [f"{number:0{len(word) + 3}}" for number, word in enumerate(words(50))]
-    assert fn(texts) == texts
-    lengths = [len(text) for batch in model.batches for text in batch]
+    chance, batches = random.Random(0), list[list[str]]()
+
+    @batched.dynamically(batch_size=8, length=len)
+    def fn(texts: list[str]) -> list[str]:
+        batches.append(texts.copy())
+        return [text.upper() for text in texts]
+
+    texts = [f"{number:0{chance.randint(4, 103)}}x" for number in range(50)]
+    assert fn(texts) == [text.upper() for text in texts]
+    lengths = [len(text) for batch in batches for text in batch]
     assert lengths == sorted(lengths, reverse=True)
     assert fn(["only"]) == ["ONLY"]
 
 
-def test_padded_batches_stay_within_the_budget() -> None:
-    model = Model()
-    fn = batched.dynamically(batch_size=1000, max_batch_tokens=300, small_batch_threshold=1000)(
-        model
-    )
-    texts = words(120, seed=1)
-    futures = backlog(model, fn, texts)
-    assert [future.result(BOUND) for future in futures] == [text.upper() for text in texts]
-    assert all(len(batch) * max(map(len, batch)) <= 300 for batch in model.batches[1:])
+def test_the_budget_holds_for_own_lengths_of_items_unless_there_is_the_setting_length() -> None:
+    sizes: list[int] = []
+
+    def fn(texts: list[str]) -> list[str]:
+        sizes.append(len(texts))
+        return texts
+
+    texts = ["long" * 10, "long" * 20]
+    settings: Any
+    for settings in ({}, {"length": lambda _: 0.3}):
+        assert batched.dynamically(max_batch_tokens=2, **settings)(fn)(texts) == texts
+    assert sizes == [1, 1, 2]
 
 
-def test_an_item_beyond_the_budget_runs_alone() -> None:
-    model = Model()
-    fn = batched.dynamically(max_batch_tokens=10)(model)
-    futures = backlog(model, fn, ["aaa", "b" * 50, "ccc", "dd"])
-    assert futures[1].result(BOUND) == "B" * 50
-    assert [future.result(BOUND) for future in futures if future is not futures[1]] == [
-        "AAA",
-        "CCC",
-        "DD",
-    ]
-    assert ["b" * 50] in model.batches
+@pytest.mark.parametrize("number", [np.uint8, np.float32])
+def test_lengths_are_numbers_of_any_kind_and_measured_by_the_caller(number: Any) -> None:
+    threads: set[int] = set()
 
+    def length(text: str) -> Any:
+        threads.add(threading.get_ident())
+        return number(len(text))
 
-def test_the_setting_length_replaces_the_own_length_of_items() -> None:
-    model = Model()
-    fn = batched.dynamically(max_batch_tokens=2, length=lambda _: 0.3)(model)
-    backlog(model, fn, ["long" * 10, "long" * 20])[1].result(BOUND)
-    assert [len(batch) for batch in model.batches] == [1, 2]
+    fn = batched.dynamically(length=length)(lambda items: items)
+    assert fn(["four", "eightlet"]) == ["four", "eightlet"]
+    assert fn.stats.padding_waste == 0.25
+    assert threads == {threading.get_ident()}
+    wrong: Any
+    for wrong in (lambda: 1, lambda item, more: 1):
+        with pytest.raises(TypeError, match="length must be a plain function of an item that"):
+            batched.dynamically(length=wrong)
 
 
 def test_an_item_without_len_needs_the_setting_length() -> None:
@@ -119,37 +95,3 @@ def test_an_item_without_a_length_fails_alone(
         fn.submit("odd")
     assert fn("even") == "even"
     assert fn.stats.calls == 1
-
-
-@pytest.mark.parametrize("length", [lambda: 1, lambda item, more: 1])
-def test_a_length_of_another_form_is_told_at_decoration(length: Any) -> None:
-    with pytest.raises(TypeError, match="length must be a plain function of an item that returns"):
-        batched.dynamically(length=length)
-
-
-@pytest.mark.parametrize("number", [np.uint8, np.float32])
-def test_numbers_of_numpy_are_lengths(number: Any) -> None:
-    fn = batched.dynamically(length=lambda item: number(len(item)))(lambda items: items)
-    assert fn(["four", "eightlet"]) == ["four", "eightlet"]
-    assert fn.stats.padding_waste == 0.25
-
-
-def test_lengths_are_measured_by_the_callers() -> None:
-    threads: set[int] = set()
-
-    def length(_: str) -> int:
-        threads.add(threading.get_ident())
-        return 1
-
-    fn = batched.dynamically(length=length)(lambda items: items)
-    fn(["a", "b"])
-    assert threads == {threading.get_ident()}
-
-
-def test_padding_is_counted() -> None:
-    fn = batched.dynamically(length=len)(lambda items: items)
-    fn("alone")
-    assert fn.stats.padding_waste == 0.0
-    fn(["four", "eightlet"])
-    assert fn.stats.padding_waste == pytest.approx(4 / 21)
-    assert batched.dynamically(lambda items: items).stats.padding_waste == 0.0

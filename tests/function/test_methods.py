@@ -10,14 +10,13 @@ import inspect
 import pickle
 import threading
 import weakref
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 
 import batched
-from stage import BOUND, python, wait_until
+from stage import BOUND, wait_until
 
 
 class Model:
@@ -190,23 +189,6 @@ def test_methods_pickle_by_their_instance_or_class_and_their_attribute() -> None
     assert (held.held(5), held.bound(5)) == (-15, 15)
 
 
-def test_a_pool_of_processes_computes_with_the_method_that_it_was_given() -> None:
-    done = python(
-        f"""
-        import sys
-        from concurrent.futures import ProcessPoolExecutor
-        from multiprocessing import get_context
-
-        sys.path.insert(0, {str(Path(__file__).parent)!r})
-        from test_methods import Model
-
-        with ProcessPoolExecutor(2, get_context("spawn")) as pool:
-            assert list(pool.map(Model(4).negated, range(3))) == [0, -4, -8]
-        """
-    )
-    assert done.returncode == 0, done.stderr
-
-
 def test_a_method_that_its_instance_does_not_have_is_not_pickled_as_another() -> None:
     """The method that an overriding one calls by `super()`, and one with other settings."""
     overriding = Overriding(2)
@@ -308,3 +290,44 @@ def test_a_method_looks_like_the_function_it_wraps() -> None:
     assert "Model.scaled" in repr(Model.scaled)
     with pytest.raises(AttributeError, match="of an instance"):
         _ = Model.scaled.stats
+
+
+# --- every batched function of the process
+
+
+def test_live_functions_are_listed_with_each_instance_that_was_called() -> None:
+    class Model:
+        @batched.dynamically
+        def double(self, items: list[int]) -> list[int]:
+            return [2 * item for item in items]
+
+    @batched.dynamically
+    def triple(items: list[int]) -> list[int]:
+        return [3 * item for item in items]
+
+    first, second = Model(), Model()
+    first.double(1), second.double(2), second.double(3)
+    mine = [fn for fn in batched.live() if fn in (triple, first.double, second.double)]
+    assert sorted(fn.stats.calls for fn in mine) == [0, 1, 2]
+    assert first.double in mine
+    gone = second.double
+    del second, mine, gone
+    gc.collect()
+    names = [fn.__name__ for fn in batched.live()]
+    assert names.count("double") == 1
+    del triple
+    gc.collect()
+    assert "triple" not in [fn.__name__ for fn in batched.live()]
+
+
+def test_methods_of_a_class_are_listed_with_the_class_that_was_called() -> None:
+    class Model:
+        @batched.dynamically
+        @classmethod
+        def halve(cls, items: list[int]) -> list[float]:
+            return [item / 2 for item in items]
+
+    assert Model().halve(3) == 1.5
+    for _ in range(2):
+        (found,) = [fn for fn in batched.live() if fn.__name__ == "halve"]
+        assert (found.stats.calls, found == Model.halve) == (1, True)

@@ -28,6 +28,11 @@ def words(text: str) -> list[str]:
     return text.split()
 
 
+@batched.dynamically(prepare=words, length=len)
+def counts(batch: list[list[str]], plus: int = 0) -> list[int]:
+    return [len(words) + plus for words in batch]
+
+
 class Counter:
     """At module level, so that it pickles."""
 
@@ -54,15 +59,9 @@ def in_loop(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 @pytest.fixture
 def held() -> Any:
     """Return a preparation that waits until it is let through, and a function with it."""
-    gate = Gate()
+    gate, ran = Gate(), list[int]()
 
-    def prepare(item: int) -> int:
-        gate([])
-        return -item
-
-    ran: list[int] = []
-
-    @batched.dynamically(prepare=prepare, prepare_threads=1)
+    @batched.dynamically(prepare=lambda item: -gate([item])[0], prepare_threads=1)
     def fn(items: list[int]) -> list[int]:
         ran.extend(items)
         return items
@@ -73,12 +72,8 @@ def held() -> Any:
 
 
 def test_a_function_gets_prepared_items_and_its_other_arguments() -> None:
-    @batched.dynamically(prepare=words, length=len)
-    def counts(batch: list[list[str]], plus: int = 0) -> list[int]:
-        return [len(words) + plus for words in batch]
-
-    assert counts("a b", plus=1) == 3
     untyped: Any = counts
+    assert counts("a b", plus=1) == 3
     assert untyped(batch="a b") == 2
     assert counts(["a b", "c", "d e f"]) == [2, 1, 3]
     assert counts([]) == []
@@ -122,9 +117,16 @@ def test_features_are_prepared_from_any_argument(package: Any) -> None:
     assert answer.tolist() == [97, 197]
 
 
-def test_a_method_prepares_by_its_instance() -> None:
+def test_a_method_prepares_by_its_instance_and_a_function_has_none() -> None:
     assert (Counter(",").parts("a,b"), Counter(".").parts(["a,b", "a.b.c"])) == (2, [1, 3])
     assert pickle.loads(pickle.dumps(Counter(",").parts))("a,b,c") == 3
+
+    def itself(self: str, more: str = "") -> str:
+        return self + more
+
+    for prepare, expected in ((str.strip, "a"), (itself, " a ")):
+        fn: Any = batched.dynamically(prepare=prepare)(lambda items: items)
+        assert fn(" a ") == expected
 
 
 def test_a_thread_prepares_its_own_item_and_a_loop_is_never_blocked() -> None:
@@ -134,9 +136,7 @@ def test_a_thread_prepares_its_own_item_and_a_loop_is_never_blocked() -> None:
         threads.append(threading.current_thread())
         return item
 
-    @batched.dynamically(prepare=prepare)
-    def fn(items: list[int]) -> list[int]:
-        return items
+    fn: Any = batched.dynamically(prepare=prepare)(lambda items: items)
 
     fn(1)
     fn.submit(2).result(BOUND)
@@ -157,9 +157,7 @@ def test_calls_of_a_loop_are_prepared_in_their_order_and_in_the_context_of_their
         seen.append(item)
         return number.get()
 
-    @batched.dynamically(prepare=prepare, prepare_threads=1)
-    def fn(items: list[Any]) -> list[Any]:
-        return items
+    fn: Any = batched.dynamically(prepare=prepare, prepare_threads=1)(lambda items: items)
 
     async def call(item: int) -> Any:
         number.set(item)
@@ -172,10 +170,6 @@ def test_calls_of_a_loop_are_prepared_in_their_order_and_in_the_context_of_their
 
 
 def test_an_error_reaches_its_caller_alone() -> None:
-    @batched.dynamically(prepare=words)
-    def counts(batch: list[list[str]]) -> list[int]:
-        return [len(words) for words in batch]
-
     async def main() -> list[Any]:
         calls = map(counts.acall, ["a", "", "b c"])
         return list(await asyncio.gather(*calls, return_exceptions=True))
@@ -194,6 +188,9 @@ def test_an_error_reaches_its_caller_alone() -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument"):
         in_loop(counts.acall, "a", unknown=1)
     assert counts("still there") == 2
+    nothing: Any = batched.dynamically(prepare=lambda text: None)(lambda items: items)
+    with pytest.raises(TypeError, match=r"prepare returned None for 'a'; it must return the item"):
+        nothing("a")
 
 
 @pytest.mark.parametrize("moment", ["before", "in"])
@@ -221,9 +218,8 @@ def test_a_cancelled_call_is_never_computed(moment: str, way: str, held: Any) ->
 
 def test_refusals_of_the_queue_reach_callers_whose_items_were_prepared() -> None:
     gate = Gate()
-    fn: Any = batched.dynamically(
-        prepare=str, batch_size=1, max_queue_size=1, on_full="raise", flush="eager"
-    )(gate)
+    settings: dict[str, Any] = {"batch_size": 1, "max_queue_size": 1, "on_full": "raise"}
+    fn: Any = batched.dynamically(prepare=str, flush="eager", **settings)(gate)
 
     async def main() -> None:
         running = asyncio.ensure_future(fn.acall(1))
@@ -253,21 +249,6 @@ def test_a_shutdown_refuses_calls_that_are_still_prepared(held: Any) -> None:
 
     in_loop(main)
     assert ran == []
-
-
-def test_a_function_without_a_class_has_no_instance() -> None:
-    def itself(self: str, more: str = "") -> str:
-        return self + more
-
-    for prepare, expected in ((str.strip, "a"), (itself, " a ")):
-        fn: Any = batched.dynamically(prepare=prepare)(lambda items: items)
-        assert fn(" a ") == expected
-
-
-def test_a_preparation_without_a_result_is_told_to_its_caller() -> None:
-    fn: Any = batched.dynamically(prepare=lambda text: None)(lambda items: items)
-    with pytest.raises(TypeError, match=r"prepare returned None for 'a'; it must return the item"):
-        fn("a")
 
 
 @pytest.mark.parametrize("prepare", [3, "words", awaited, lambda: 1, lambda item, more: item])
@@ -310,11 +291,10 @@ def test_offline_the_preparation_is_the_preprocess_unless_that_is_given(tmp_path
     from batched import offline
 
     rows = [{"text": "a,b"}, {"text": ","}, {"text": "a b c"}]
-    step: dict[str, Any] = {"input": "text", "output": "count"}
-    for number, (settings, expected) in enumerate(
-        [({}, [2, 2, 1]), ({"preprocess": words}, [1, 1, 3])]
-    ):
-        dest = tmp_path / f"{number}.jsonl"
-        offline.run(Counter(",").parts, rows, dest, watch=False, **{**step, **settings})
+    given: Any
+    for given, expected in (({}, [2, 2, 1]), ({"preprocess": words}, [1, 1, 3])):
+        dest = tmp_path / f"{len(given)}.jsonl"
+        step = {"input": "text", "output": "count", "watch": False, **given}
+        offline.run(Counter(",").parts, rows, dest, **step)
         lines = dest.read_text().splitlines()
         assert [json.loads(line)["count"] for line in lines] == expected

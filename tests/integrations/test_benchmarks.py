@@ -11,9 +11,9 @@ import pytest
 
 import contest
 from contest import Unavailable, ask
-from peers import BARE, OURS, PEERS, Peer, bare, compared, without
+from peers import BARE, OURS, PEERS, Peer, compared, without
 from report import RESULTS, Figure, Result, conclude, table
-from traffic import arriving, by_coroutines, by_threads, rate
+from traffic import by_coroutines, by_threads, rate
 
 pytestmark = pytest.mark.once
 
@@ -51,47 +51,6 @@ def test_the_rate_leaves_out_the_warm_up_and_the_last_call_of_each_caller() -> N
     assert rate(answers, callers=2, warm_up=1) == pytest.approx(4 / 20.0)
 
 
-def test_all_arrivals_are_answered_in_any_order() -> None:
-    order: list[int] = []
-    first = asyncio.Event()
-
-    async def call(number: int) -> None:
-        if number == 0:
-            await first.wait()
-        elif number == 2:
-            first.set()
-        order.append(number)
-
-    latencies = asyncio.run(arriving(call, [0.0, 0.0, 0.0]))
-    assert order == [1, 2, 0]
-    assert len(latencies) == 3
-    assert min(latencies) > 0
-
-
-def test_a_failed_call_of_an_open_loop_is_an_error() -> None:
-    async def call(number: int) -> None:
-        raise ValueError(number)
-
-    with pytest.raises(ValueError, match="0"):
-        asyncio.run(arriving(call, [0.0]))
-
-
-def test_bare_hand_off_answers_full_batches() -> None:
-    sizes: list[int] = []
-
-    async def count(items: list[int]) -> None:
-        sizes.append(len(items))
-
-    async def main() -> None:
-        async with bare.for_coroutines(count, 32, callers=3) as call:
-            await by_coroutines(call, 3, range(30))
-
-    with bare.for_threads(lambda items: sizes.append(len(items)), 32, callers=3) as call:
-        by_threads(call, 3, range(30))
-    asyncio.run(main())
-    assert sizes == [3] * 20
-
-
 def test_ours_answers_in_a_process_of_its_own() -> None:
     threads = closed_loop("ours")
     coroutines = {**threads, "question": "closed loop, coroutines"}
@@ -104,11 +63,6 @@ def test_ours_answers_in_a_process_of_its_own() -> None:
 def test_an_error_of_a_peer_is_its_answer() -> None:
     [answer] = ask(BARE, [closed_loop("bare", nonsense=1)], 50)
     assert "nonsense" in answer["error"]
-
-
-def test_a_peer_without_an_answer_is_ended() -> None:
-    with pytest.raises(Unavailable, match="no answers within"):
-        ask(BARE, [closed_loop("bare", callers=1000)], 2)
 
 
 def test_a_missing_peer_is_reported_and_ours_goes_on(
@@ -132,29 +86,10 @@ def test_a_missing_peer_is_reported_and_ours_goes_on(
     assert list(found.runs) == [("any", "ours", "share"), ("any", "ours", "rate")]
 
 
-def test_ours_is_never_missing() -> None:
-    with pytest.raises(Unavailable, match="nonsense"):
-        contest.contest(lambda *_: [closed_loop("bare", nonsense=1)], 1, peers=[], ours=[OURS])
-
-
 def test_an_environment_of_a_peer_never_sees_this_project() -> None:
     for peer in PEERS:
         paths = contest.environment(peer)["PYTHONPATH"].split(":")
         assert not any((Path(path) / "batched").exists() for path in paths)
-
-
-def test_a_question_is_asked_of_all_of_ours_before_the_next(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asked: list[tuple[str, str]] = []
-
-    def ask(peer: Peer, questions: list[contest.Question]) -> list[dict[str, float]]:
-        asked.extend((question["title"], question["module"]) for question in questions)
-        return [{"rate": 1.0}] * len(questions)
-
-    monkeypatch.setattr(contest, "ask", ask)
-    contest.contest(lambda *_: [{"title": "a"}, {"title": "b"}], 1, ours=[OURS, BARE])
-    assert asked == [("a", "ours"), ("a", "bare"), ("b", "ours"), ("b", "bare")]
 
 
 FLOOR = Figure("floor", [1.0, 2.0, 1.0], "ms")
@@ -232,12 +167,8 @@ def test_figures_that_miss_a_bound_are_measured_once_more() -> None:
     assert measurements([BAD], [GOOD, ALSO_BAD]) == 2
     with pytest.raises(SystemExit):
         measurements([BAD], noisy=False)
-
-
-def test_figures_that_miss_a_bound_twice_fail(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         measurements([BAD, ALSO_BAD], [BAD, Figure("b", [1.0], "")])
-    assert capsys.readouterr().out.endswith("\nMISSED: a\n")
 
 
 def arguments(**given: bool) -> argparse.Namespace:
@@ -252,14 +183,10 @@ def test_every_peer_is_compared_or_named_as_missing(quick: bool, servers: bool) 
     named = [*[peer.name for peer in peers], *without(given, servers=servers)]
     assert sorted(named) == sorted(peer.name for peer in PEERS)
     assert not quick or all(len(peer.variants) == 1 for peer in peers)
-
-
-def test_peers_without_threads_are_named_and_a_check_asks_no_peer() -> None:
+    assert not compared(arguments(check=True), servers=True), "a check asks no peer"
     reasons = without(arguments(), threads=True)
-    assert "litserve" in reasons
     for peer in PEERS:
         assert peer.threads or not peer.coroutines or f"{peer.name}, threads" in reasons
-    assert not compared(arguments(check=True), servers=True)
 
 
 def test_all_benchmarks_are_run_by_one_command() -> None:

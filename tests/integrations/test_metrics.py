@@ -136,9 +136,9 @@ def test_opentelemetry_has_the_same_metrics(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 SERVICE = """
-    import os, sys, time
+    import asyncio, os, sys, time
     import batched, batched.metrics, prometheus_client
-    from scraping import scrape
+    from prometheus_client.parser import text_string_to_metric_families
 
     @batched.dynamically(batch_size=1)
     def fn(items):
@@ -146,8 +146,23 @@ SERVICE = """
             time.sleep(0.01)
         return items
 
+    async def page():
+        parts = []
+        async def receive():
+            return {"type": "http.request"}
+        async def send(message):
+            parts.append(message.get("body", b""))
+        scope = {"type": "http", "method": "GET", "path": "/", "query_string": b"", "headers": []}
+        await app(scope, receive, send)
+        return b"".join(parts).decode()
+
     def values(*names):
-        found = scrape(app, "fn")
+        found = {
+            sample.labels.get("reason", sample.name.removeprefix("batched_")): sample.value
+            for family in text_string_to_metric_families(asyncio.run(page()))
+            for sample in family.samples
+            if sample.labels.get("function", "fn") == "fn"
+        }
         return [found.get(name) for name in names]
 """
 

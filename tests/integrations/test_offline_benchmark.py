@@ -13,8 +13,7 @@ import offline as benchmark
 from batched.offline.identity.inputs import hash_inputs
 from batched.offline.progress.store import Progress
 from batched.offline.sources.opening import open_source
-from contest import Unavailable
-from peers import Peer, maps
+from peers import maps
 
 pytestmark = pytest.mark.once
 
@@ -50,17 +49,6 @@ def test_the_bare_loop_commits_the_rows_of_a_run(
     assert [row[1] for row in bare.values()] == hash_inputs(window, ["text"])
 
 
-@pytest.mark.parametrize("kind", list(benchmark.OVERHEADS))
-def test_each_step_sleeps_once_a_batch(source: Path, tmp_path: Path, kind: str) -> None:
-    settings = benchmark.OVERHEADS[kind]
-    sleepers, steps = zip(*(benchmark.sleeping(0, **each) for each in settings), strict=True)
-    dest = tmp_path / "result.parquet"
-    benchmark.run_steps(steps, source, dest)
-    assert [len(sleeper.slept) for sleeper in sleepers] == [4] * len(settings)
-    table = pq.read_table(dest)
-    assert table["result"].equals(table["text"])
-
-
 def test_the_least_time_is_that_of_the_slowest_step_and_a_batch_of_the_others() -> None:
     assert benchmark.least_time([[1.0, 1.0], [2.0, 2.0]]) == 5.0
     assert benchmark.least_time([[1.0, 1.0]]) == 2.0
@@ -78,18 +66,3 @@ def test_marks_count_the_rows_that_are_computed(
         assert maps.marked(marks) == ROWS
     table = pq.read_table(tmp_path / "result.parquet")
     assert table["upper"].to_pylist() == [text.upper() for text in table["text"].to_pylist()]
-
-
-def test_a_library_that_fails_is_missing_and_ours_never_is(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(benchmark, "kept_after_kill", lambda *_: 0.0)
-    nobody = Peer("nobody", "nobody", "")
-    monkeypatch.setattr(benchmark, "LIBRARIES", {"nobody": (nobody, "")})
-    sizes = benchmark.Sizes(mapped_rows=ROWS)
-    figures, missing, _ = benchmark.peer_figures(sizes, 1)
-    assert list(missing) == ["nobody"]
-    assert [figure.name.rpartition(", ")[2] for figure in figures] == ["ours", "ours"]
-    monkeypatch.setattr(benchmark, "OURS", nobody)
-    with pytest.raises(Unavailable, match="nobody"):
-        benchmark.peer_figures(sizes, 1)

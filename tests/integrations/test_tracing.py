@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -30,6 +31,17 @@ def tracer(monkeypatch: pytest.MonkeyPatch) -> Any:
     return provider.get_tracer("callers"), exporter
 
 
+def decorated(plain: Callable[[list[int]], list[Any]], coroutine: bool, **settings: Any) -> Any:
+    """Return a batched function, which awaits something if it is to be a coroutine function."""
+
+    async def awaited(items: list[int]) -> list[Any]:
+        await asyncio.sleep(0)
+        return plain(items)
+
+    decorator: Any = (batched.aio if coroutine else batched).dynamically(**settings)
+    return decorator(awaited if coroutine else plain)
+
+
 def check_links(spans: Any, callers: int) -> None:
     """Check that the one batch shows its callers, and each caller its batch."""
     (batch,) = [span for span in spans if span.name.startswith("batch ")]
@@ -47,22 +59,12 @@ def check_links(spans: Any, callers: int) -> None:
 @pytest.mark.parametrize("coroutine", [False, True])
 def test_a_batch_shows_its_callers_and_each_caller_its_batch(tracer: Any, coroutine: bool) -> None:
     tracing, exporter = tracer
-    fn: Any
 
-    if coroutine:
-
-        @batched.aio.dynamically(batch_size=3, name="traced", flush="window", timeout_ms=60_000)
-        async def fn(items: list[int]) -> list[int]:
-            with tracing.start_as_current_span("inner"):
-                await asyncio.sleep(0)
+    def plain(items: list[int]) -> list[int]:
+        with tracing.start_as_current_span("inner"):
             return items
 
-    else:
-
-        @batched.dynamically(batch_size=3, name="traced", flush="window", timeout_ms=60_000)
-        def fn(items: list[int]) -> list[int]:
-            with tracing.start_as_current_span("inner"):
-                return items
+    fn = decorated(plain, coroutine, batch_size=3, flush="window", timeout_ms=60_000)
 
     async def call(number: int) -> None:
         with tracing.start_as_current_span(f"caller {number}"):
@@ -126,19 +128,11 @@ def test_an_error_whose_text_and_class_raise_reaches_its_caller_and_ends_its_spa
     tracer: Any, coroutine: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     _, exporter = tracer
-    fn: Any
 
-    if coroutine:
+    def fail(items: list[int]) -> list[Any]:
+        raise Unprintable
 
-        @batched.aio.dynamically(name="failing")
-        async def fn(items: list[int]) -> list[Any]:
-            raise Unprintable
-
-    else:
-
-        @batched.dynamically(name="failing")
-        def fn(items: list[int]) -> list[Any]:
-            raise Unprintable
+    fn = decorated(fail, coroutine)
 
     async def main() -> Any:
         async with fn:

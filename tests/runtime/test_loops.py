@@ -225,6 +225,8 @@ def test_a_future_that_another_loop_answers_is_awaited_as_long_as_that_is_there(
     async def main() -> None:
         future = asyncio.run_coroutine_threadsafe(submitted(4), loop).result(BOUND)
         assert await asyncio.wait_for(future, BOUND) == 8
+        future = asyncio.run_coroutine_threadsafe(submitted(5), loop).result(BOUND)
+        assert future.result(BOUND) == 10, "a thread may wait, too"
 
     asyncio.run(main())
     loop.call_soon_threadsafe(loop.stop)
@@ -237,15 +239,6 @@ def test_a_future_that_another_loop_answers_is_awaited_as_long_as_that_is_there(
             await asyncio.wait_for(orphan, BOUND)
 
     asyncio.run(left())
-
-
-def test_another_thread_may_wait_for_a_result_of_a_loop() -> None:
-    fn = batched.aio.dynamically(coroutine)
-
-    async def main() -> int:
-        return await asyncio.to_thread(fn.submit(4).result, BOUND)
-
-    assert asyncio.run(main()) == 8
 
 
 def test_a_loop_that_is_closed_ends_what_waited_on_it() -> None:
@@ -431,11 +424,11 @@ def test_aclose_does_not_wait_for_a_loop_that_ends_meanwhile(backend: str, end: 
     assert entered.wait(BOUND)
 
     async def close() -> None:
-        timer = threading.Timer(0.15, loop.call_soon_threadsafe, (loop.stop,))
-        timer.start()
         with anyio.fail_after(BOUND):
-            await fn.aclose()
-        timer.join()
+            async with anyio.create_task_group() as group:
+                group.start_soon(fn.aclose)
+                await anyio.wait_all_tasks_blocked()
+                loop.call_soon_threadsafe(loop.stop)
 
     anyio.run(close, backend=backend)
     thread.join(BOUND)
@@ -443,11 +436,6 @@ def test_aclose_does_not_wait_for_a_loop_that_ends_meanwhile(backend: str, end: 
         with pytest.raises(batched.BatcherClosed):
             loop.run_until_complete(task)
         loop.close()
-
-
-def in_ipython(monkeypatch: pytest.MonkeyPatch, shell: object) -> None:
-    """Let `IPython.get_ipython` return `shell`. The shell of a notebook has a kernel."""
-    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
 
 
 async def called_plainly() -> list[str]:
@@ -459,21 +447,15 @@ async def called_plainly() -> list[str]:
     return [str(warning.message) for warning in caught]
 
 
+@pytest.mark.parametrize("shell", [None, SimpleNamespace(kernel=None), SimpleNamespace(kernel=1)])
 def test_a_plain_call_warns_in_a_notebook_only_on_the_loop_of_another_thread(
-    monkeypatch: pytest.MonkeyPatch,
+    shell: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    in_ipython(monkeypatch, SimpleNamespace(kernel=object()))
-    assert asyncio.run(called_plainly()) == []
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    is_notebook = getattr(shell, "kernel", None) is not None
+    assert len(asyncio.run(called_plainly())) == 1 - is_notebook
     [warning] = in_time(lambda: asyncio.run(called_plainly()))
     assert "blocks the event loop" in warning
-
-
-@pytest.mark.parametrize("shell", [None, SimpleNamespace(kernel=None)], ids=["none", "terminal"])
-def test_a_loop_beside_ipython_without_a_kernel_is_not_to_be_blocked(
-    shell: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    in_ipython(monkeypatch, shell)
-    assert len(asyncio.run(called_plainly())) == 1
 
 
 def test_a_closed_function_leaves_no_task_behind() -> None:

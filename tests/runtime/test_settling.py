@@ -14,7 +14,7 @@ import batched
 from batched._core.request import Request
 from batched._runtime.settling import raise_error
 from batched._runtime.wakers import Future, wait
-from stage import BOUND
+from stage import BOUND, held
 
 
 @pytest.mark.usefixtures("uncollected")
@@ -32,22 +32,20 @@ def test_a_raised_error_is_freed_with_its_caller() -> None:
 
 
 def test_a_done_callback_may_raise_anything(caplog: pytest.LogCaptureFixture) -> None:
-    gate = threading.Event()
+    gate, fn, running = held()
+    futures = [running, *(fn.submit(number) for number in range(3))]
 
-    @batched.dynamically
-    def fn(items: list[int]) -> list[int]:
-        assert gate.wait(BOUND)
-        return items
-
-    def callback(future: object) -> None:
+    def callback(_: object) -> None:
         raise SystemExit("from a callback")
 
-    futures = [fn.submit(i) for i in range(3)]
-    futures[0].add_done_callback(callback)
-    gate.set()
-    assert [future.result(BOUND) for future in futures] == [0, 1, 2]
+    for future in futures[:2]:
+        future.add_done_callback(callback)
+    assert futures[1].cancel()
+    assert concurrent.futures.wait([futures.pop(1)], timeout=0).done
+    gate.opened.set()
+    assert [future.result(BOUND) for future in futures] == ["running", 1, 2]
     assert fn(4) == 4
-    assert "callback of a future" in caplog.text
+    assert caplog.text.count("callback of a future") == 2
     fn.shutdown()
 
 

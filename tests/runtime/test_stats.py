@@ -62,13 +62,13 @@ def exact(durations: list[float], share: float) -> float:
 
 
 def test_every_duration_from_a_microsecond_to_a_day_is_known_within_1_percent() -> None:
-    steps = 3_000
+    steps = 600
     for step in range(steps + 1):
         duration = 1e-6 * (DAY / 1e-6) ** (step / steps)
         assert recorded(duration).p50 == pytest.approx(duration, rel=0.01)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_percentiles_of_random_durations_are_exact_within_1_percent(seed: int) -> None:
     rng = random.Random(seed)
     durations = [rng.lognormvariate(-6, 2) for _ in range(rng.randint(1, 3000))]
@@ -96,14 +96,6 @@ def test_a_duration_reads_as_three_digits_and_a_unit(seconds: float, text: str) 
 
 
 # ---------------------------------------------------------------- what is counted
-
-
-def test_nothing_is_counted_at_first() -> None:
-    counted = dataclasses.asdict(Recorder().snapshot(3, 1, 2))
-    present = {name: counted.pop(name) for name in ("queue_size", "blocked", "in_flight")}
-    assert present == {"queue_size": 3, "blocked": 1, "in_flight": 2}
-    nothing = dataclasses.asdict(Percentiles(0.0, 0.0, 0.0))
-    assert all(value in (0, {}, nothing) for value in counted.values())
 
 
 def test_batches_are_counted_by_size_and_by_reason() -> None:
@@ -138,23 +130,6 @@ def test_the_queue_wait_is_that_of_calls_until_their_first_batch() -> None:
     assert wait.p99 == pytest.approx(4.0, rel=0.01)
 
 
-def test_reset_starts_from_zero_and_goes_on_counting() -> None:
-    recorder = Recorder()
-
-    def use() -> None:
-        recorder.accept()
-        recorder.count("cancelled")
-        recorder.count("rejected")
-        recorder.ended(ended_batch(request(3), started=1.0, ended=2.0), errors=1)
-
-    use()
-    once = snapshot(recorder)
-    recorder.reset()
-    assert snapshot(recorder) == snapshot(Recorder())
-    use()
-    assert snapshot(recorder) == once
-
-
 def test_many_batches_are_counted_before_anyone_looks() -> None:
     recorder = Recorder()
     for _ in range(2 * MOST_UNREAD + 1):
@@ -163,12 +138,6 @@ def test_many_batches_are_counted_before_anyone_looks() -> None:
     counted = snapshot(recorder)
     assert snapshot(recorder) == counted  # looking counts no call
     assert (counted.calls, counted.total_batches) == (2 * MOST_UNREAD + 1,) * 2
-
-
-def test_waits_of_calls_that_run_elsewhere_are_counted() -> None:
-    recorder = Recorder()
-    recorder.waited([0.5, 0.25])
-    assert snapshot(recorder).queue_wait.p99 == pytest.approx(0.5, rel=0.01)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
@@ -185,54 +154,53 @@ def test_a_child_of_a_fork_begins_to_count_at_zero() -> None:
     assert fn.stats.calls == 1
 
 
+def test_a_count_begins_at_zero_also_after_a_reset_and_a_snapshot_does_not_change() -> None:
+    recorder = Recorder()
+
+    def use() -> None:
+        recorder.accept()
+        recorder.count("cancelled")
+        recorder.count("rejected")
+        recorder.waited([0.5, 0.25])
+        recorder.ended(ended_batch(request(3), started=1.0, ended=2.0), errors=1)
+
+    counted = dataclasses.asdict(recorder.snapshot(3, 1, 2))
+    present = {name: counted.pop(name) for name in ("queue_size", "blocked", "in_flight")}
+    assert present == {"queue_size": 3, "blocked": 1, "in_flight": 2}
+    nothing = dataclasses.asdict(Percentiles(0.0, 0.0, 0.0))
+    assert all(value in (0, {}, nothing) for value in counted.values())
+    use()
+    once = snapshot(recorder)
+    assert once.queue_wait.p50 == pytest.approx(0.5, rel=0.01)
+    kept = copy.deepcopy(once)
+    use()
+    assert once == kept
+    recorder.reset()
+    assert snapshot(recorder) == snapshot(Recorder())
+    use()
+    assert snapshot(recorder) == once == kept
+
+
 # ---------------------------------------------------------------- the snapshot
 
 
-@pytest.fixture
-def busy() -> Stats:
+def test_a_snapshot_is_frozen_and_can_be_pickled_and_read() -> None:
     recorder = Recorder()
     for _ in range(1234):
         recorder.accept()
-    recorder.count("cancelled")
-    recorder.count("cancelled")
-    for _ in range(11):
-        recorder.count("rejected")
+    for event in ["cancelled"] * 2 + ["rejected"] * 11:
+        recorder.count(event)
     for number in range(40):
         waiting = [request(arrived=0.75) for _ in range(30)]
-        recorder.ended(
-            ended_batch(
-                *waiting, started=1.0, ended=1.0625, reason="full" if number else "timeout"
-            ),
-            errors=number == 0,
-        )
-    return recorder.snapshot(5678, 0, 32)
-
-
-def test_a_snapshot_is_frozen(busy: Stats) -> None:
+        reason: FlushReason = "full" if number else "timeout"
+        batch = ended_batch(*waiting, started=1.0, ended=1.0625, reason=reason)
+        recorder.ended(batch, errors=number == 0)
+    busy = recorder.snapshot(5678, 0, 32)
     for part, name in ((busy, "calls"), (busy.queue_wait, "p50")):
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(part, name, 1)
-
-
-def test_a_snapshot_does_not_change_afterwards() -> None:
-    recorder = Recorder()
-    recorder.ended(ended_batch(request(3), started=1.0, ended=2.0), errors=0)
-    before = snapshot(recorder)
-    kept = copy.deepcopy(before)
-    recorder.accept()
-    recorder.ended(ended_batch(request(3), started=1.0, ended=9.0), errors=0)
-    recorder.ended(ended_batch(request(2), started=1.0, ended=9.0, reason="full"), errors=0)
-    assert before == kept
-    recorder.reset()
-    assert before == kept
-
-
-def test_a_snapshot_survives_pickling(busy: Stats) -> None:
     for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
         assert pickle.loads(pickle.dumps(busy, protocol)) == busy
-
-
-def test_the_text_of_a_snapshot_shows_every_number_with_its_meaning(busy: Stats) -> None:
     assert repr(busy) == (
         "Stats(1,200 items in 40 batches of 30.0 on average, 62.5 ms each; 5,678 waiting, 32 in "
         "flight; "
@@ -240,9 +208,6 @@ def test_the_text_of_a_snapshot_shows_every_number_with_its_meaning(busy: Stats)
         f"queue wait {busy.queue_wait}; processing {busy.processing_time}; left because full 39, "
         "timeout 1)"
     )
-
-
-def test_a_notebook_shows_a_snapshot_as_a_table(busy: Stats) -> None:
     table = busy._repr_html_()
     assert "<td>calls<td>1234<" in table
     assert f"<td>queue_wait<td>{busy.queue_wait}<" in table

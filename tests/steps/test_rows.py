@@ -326,9 +326,9 @@ def test_endless_load_keeps_no_memory() -> None:
         gc.collect()
         return tracemalloc.get_traced_memory()[0]
 
-    load(2000)
+    load(600)
     tracemalloc.start()
-    sizes = [load(1200) for _ in range(5)]
+    sizes = [load(400) for _ in range(5)]
     tracemalloc.stop()
     growth = min(after - before for before, after in pairwise(sizes))
-    assert growth < 20_000, "each stretch leaves something behind"
+    assert growth < 8_000, "each stretch leaves something behind"

@@ -113,16 +113,21 @@ def test_a_thread_that_is_interrupted_while_it_reads_frees_its_place() -> None:
 
 def test_text_that_is_not_read_is_joined_and_bounded() -> None:
     behind: list[bool] = []
+    readers: list[bool] = []
 
     def write(rows: Rows[int, str, str]) -> None:
         for row in rows:
+            readers.append(row.has_reader)
             for number in range(row.item):
                 row.emit(f"{number} ")
                 behind.append(row.behind)
             row.finish("end")
 
-    stream = stepwise(write, max_pieces=3).stream(100)
+    function = stepwise(write, max_pieces=3)
+    stream = function.stream(100)
     assert stream.result(30) == "end"
+    assert function(1) == "end"
+    assert readers == [True, False]
     pieces = list(stream)
     assert len(pieces) == 3
     assert "".join(pieces) == "".join(f"{number} " for number in range(100))

@@ -12,9 +12,11 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Awaitable, Callable
 
 import batched
 from batched._connect import starting
+from batched._execution.attempts import finish_now
 
 CALLERS = 32
 """Callers of each kind."""
@@ -25,44 +27,30 @@ stopped = threading.Event()
 numbers = itertools.count(os.getpid() << 32)
 
 
-def outcome(item: int, answer: object) -> str:
-    if isinstance(answer, batched.errors.ServerGone):
-        return "gone"
-    return "right" if answer == 2 * item else f"wrong: {answer!r}"
-
-
-def report(item: int, answer: object, began: float) -> None:
-    line = f"{item} {time.monotonic() - began:.3f} {outcome(item, answer)}\n"
-    os.write(1, line.encode())
-
-
-def call_from_thread() -> None:
+async def keep_calling(ask: Callable[[int], Awaitable[int]]) -> None:
     while not stopped.is_set():
         item, began = next(numbers), time.monotonic()
-        answer: object
         try:
-            answer = double(item)
+            answer = await ask(item)
+            outcome = "right" if answer == 2 * item else f"wrong: {answer!r}"
+        except batched.errors.ServerGone:
+            outcome = "gone"
         except Exception as error:
-            answer = error
-        report(item, answer, began)
+            outcome = f"wrong: {error!r}"
+        os.write(1, f"{item} {time.monotonic() - began:.3f} {outcome}\n".encode())
 
 
-async def call_from_coroutine() -> None:
-    while not stopped.is_set():
-        item, began = next(numbers), time.monotonic()
-        answer: object
-        try:
-            answer = await double.acall(item)
-        except Exception as error:
-            answer = error
-        report(item, answer, began)
+async def plainly(item: int) -> int:
+    return double(item)
 
 
 async def main() -> None:
-    await asyncio.gather(*[call_from_coroutine() for _ in range(CALLERS)])
+    await asyncio.gather(*[keep_calling(double.acall) for _ in range(CALLERS)])
 
 
-threads = [threading.Thread(target=call_from_thread) for _ in range(CALLERS)]
+threads = [
+    threading.Thread(target=lambda: finish_now(keep_calling(plainly))) for _ in range(CALLERS)
+]
 threads.append(threading.Thread(target=asyncio.run, args=(main(),)))
 for each in threads:
     each.start()

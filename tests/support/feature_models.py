@@ -390,6 +390,9 @@ def same(actual: Any, expected: Any, path: str = "output") -> None:
         assert list(actual) == list(expected), path
         for key in expected:
             same(actual[key], expected[key], f"{path}[{key!r}]")
+            assert (
+                not hasattr(actual, "__dataclass_fields__") or getattr(actual, key) is actual[key]
+            )
     elif isinstance(expected, (list, tuple)):
         assert len(actual) == len(expected), path
         for number, (one, other) in enumerate(zip(actual, expected, strict=True)):

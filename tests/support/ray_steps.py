@@ -50,17 +50,6 @@ class Shout:
         return [item["text"].upper() for item in items]
 
 
-class Keyed:
-    """A model of a routing key, which notes that it is built."""
-
-    def __init__(self, key: str, log: str) -> None:
-        note(log, "built", key)
-        self.key = key
-
-    def __call__(self, items: list[int]) -> list[str]:
-        return [self.key] * len(items)
-
-
 def measure(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for item in items:
         match item["loud"]:

@@ -5,7 +5,6 @@ written in.
 from __future__ import annotations
 
 import concurrent.futures
-import functools
 import os
 import subprocess
 import sys
@@ -96,11 +95,10 @@ class Turnstile:
 
     def __init__(self) -> None:
         self.batches: list[list[Any]] = []
-        self.threads: list[int] = []  # that called it
         self._opened = threading.Semaphore(0)
 
     def __call__(self, items: list[Any]) -> list[Any]:
-        self.threads.append(threading.get_ident())
+
         self.batches.append(items.copy())
         assert self._opened.acquire(timeout=BOUND), "nobody let the batch through"
         return items
@@ -126,25 +124,6 @@ def in_time(function: Callable[[], Any]) -> Any:
 def refuse_thread(_: threading.Thread) -> None:
     """Stand in for `Thread.start` where no thread can be started."""
     raise RuntimeError("can't start new thread")
-
-
-whole_stack = pytest.mark.skipif(
-    sys.version_info >= (3, 12) and sys.monitoring.get_tool(sys.monitoring.COVERAGE_ID) is not None,
-    reason="the measurement of coverage needs some of the stack itself",
-)
-"""Mark of a test that fills the stack."""
-
-
-def call_with_little_stack(frames: int, function: Callable[[], Any]) -> Any:
-    """Call `function` where so many frames are left of the stack."""
-
-    def deep(above: int) -> Any:
-        return deep(above - 1) if above else function()
-
-    depth, frame = 0, sys._getframe()
-    while frame is not None:
-        depth, frame = depth + 1, frame.f_back  # type: ignore[assignment]
-    return deep(sys.getrecursionlimit() - depth - frames)
 
 
 LOOPS: list[tuple[str, dict[str, Any]]] = [("asyncio", {}), ("trio", {})]
@@ -261,18 +240,6 @@ class Stage:
 
         self.fn = self.decorator(**settings)(coroutine if self.kind == "aio-coroutine" else plain)
         return self.fn
-
-    def written(self, plain: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `plain`, as a coroutine function if the scenario asks for one."""
-        if self.kind != "aio-coroutine":
-            return plain
-
-        @functools.wraps(plain)
-        async def coroutine(*args: Any) -> Any:
-            await anyio.lowlevel.checkpoint()
-            return plain(*args)
-
-        return coroutine
 
     def let_through(self, batches: int = 1) -> None:
         """Let that many batches of a gated function pass."""

@@ -30,15 +30,6 @@ def test_short_rows_are_padded_on_one_side(
     assert [batch["ids"].tolist() for batch in two.seen[:2]] == [alone, shared]
 
 
-def test_rows_may_be_single_values_or_empty(together: Make) -> None:
-    two = together(unpad=False)
-    results = two.results({"x": numpy.array([1, 2])}, {"x": [numpy.array(3)]})
-    assert two.seen[0]["x"].tolist() == [1, 2, 3]
-    assert [result["x"].tolist() for result in results] == [[1, 2], [3]]
-    results = two.results({"x": numpy.zeros((1, 0), int)}, {"x": numpy.ones((2, 2), int)})
-    assert two.seen[1]["x"].tolist() == [[0, 0], [1, 1], [1, 1]]
-
-
 def test_tokens_are_padded_to_a_multiple_even_if_one_call_is_the_batch(together: Make) -> None:
     one = together(pad_to_multiple_of=4, pad_token={"ids": 9}, unpad={"ids": {1: "ids"}})
     (result,) = one.results(
@@ -148,23 +139,6 @@ def test_a_call_larger_than_a_batch_is_split_and_joined_in_its_order(
     assert (result["x"] == x * 2).all()
     assert (result["n"] == x.sum(1)).all()
     assert [len(batch["x"]) for batch in one.seen] == [8] * 12 + [4]
-
-
-def test_all_parts_of_a_call_are_as_long_as_its_longest_row(together: Make) -> None:
-    one = together(batch_size=1)
-    (result,) = one.results(tokens(1, 3, 2))
-    assert [batch["ids"].tolist() for batch in one.seen] == [[[1, 0, 0]], [[2, 3, 4]], [[5, 6, 0]]]
-    assert result["ids"].tolist() == [[1, 0, 0], [2, 3, 4], [5, 6, 0]]
-
-
-def test_parts_of_a_call_that_ran_with_longer_rows_are_joined_at_its_own_length(
-    together: Make,
-) -> None:
-    two = together(lambda features: (features["ids"], hidden(features, 3)), batch_size=3)
-    short, long = two.results({"ids": numpy.ones((5, 2), int)}, {"ids": numpy.full((5, 3), 2)})
-    assert short[0].tolist() == [[1, 1]] * 5
-    assert long[0].tolist() == [[2, 2, 2]] * 5
-    assert (short[1].shape, long[1].shape) == ((5, 2, 3), (5, 3, 3))
 
 
 def test_a_split_call_gets_the_mask_of_a_masked_array(together: Make) -> None:

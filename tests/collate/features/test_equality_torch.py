@@ -43,11 +43,13 @@ class EncoderOutput(generic.ModelOutput):  # type: ignore[misc]  # its base is l
 
 def encoder(features: Call, shape: Shape) -> Any:
     hidden = per_token(features, shape)
-    return EncoderOutput(
+    output = EncoderOutput(
         last_hidden_state=hidden,
         hidden_states=(scaled(hidden), hidden),
         attentions=(attentions(features, shape),),
     )
+    output["scores"] = pooled(features, shape)  # an entry that was added
+    return output
 
 
 def encoder_in_a_dict(features: Call, shape: Shape) -> Any:

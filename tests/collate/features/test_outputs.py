@@ -170,31 +170,6 @@ def test_two_outputs_of_a_batch_of_two_are_not_taken_for_rows(
     ]
 
 
-@pytest.mark.model
-def test_a_model_output_keeps_its_type_and_entries_that_were_added(together: Make) -> None:
-    torch = pytest.importorskip("torch")
-    outputs = pytest.importorskip("transformers.modeling_outputs")
-
-    def compute(features: dict[str, Any]) -> Any:
-        states = features["ids"][:, :, None] * torch.ones(5)
-        output = outputs.BaseModelOutputWithPooling(
-            last_hidden_state=states,
-            pooler_output=states.sum(1),
-            hidden_states=(states, states * 2),
-        )
-        output["scores"] = features["ids"].sum(1)
-        return output
-
-    two = together(compute, pad_token={"ids": 0})
-    calls = [{"ids": torch.ones(1, width)} for width in (3, 5)]
-    for width, result in zip((3, 5), two.results(*calls), strict=True):
-        assert type(result) is outputs.BaseModelOutputWithPooling
-        assert list(result) == ["last_hidden_state", "pooler_output", "hidden_states", "scores"]
-        assert result.last_hidden_state is result["last_hidden_state"]
-        assert [state.shape for state in result.hidden_states] == [(1, width, 5)] * 2
-        assert (result.attentions, result["scores"].tolist()) == (None, [width])
-
-
 # ---------------------------------------------------------------- refused outputs
 
 

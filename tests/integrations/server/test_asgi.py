@@ -92,7 +92,7 @@ class Server:
         async def app(scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
             await handler(receive, send)
 
-        with self._to_come, self._coming:
+        with self._to_come, self._coming, anyio.fail_after(BOUND):
             await BatchedMiddleware(app)(self.scope, self.receive, self.send)
 
 
@@ -214,35 +214,25 @@ async def test_a_call_refused_in_the_middle_of_a_response_passes_as_it_is() -> N
     assert len(server.sent) == 1
 
 
-@pytest.mark.parametrize("early", [False, True], ids=["during the handler", "before the handler"])
+@pytest.mark.parametrize("moment", ["before the handler", "during it", "and send fails"])
 async def test_a_handler_that_never_receives_is_cancelled_when_its_client_leaves(
-    early: bool,
+    moment: str,
 ) -> None:
     async def handler(receive: Receive, send: Send) -> None:
         server.leave()
         await anyio.sleep_forever()
 
-    server = Server()
-    if early:
-        await server.receive()
-        server.leave()
-    with anyio.fail_after(BOUND):
-        await server.serve(handler)
-    assert server.status == 499
-
-
-async def test_an_error_of_send_after_the_client_has_left_is_ignored() -> None:
-    async def send(message: Message) -> None:
+    async def fail(message: Message) -> None:
         raise ConnectionResetError
 
-    async def handler(receive: Receive, send: Send) -> None:
-        server.leave()
-        await anyio.sleep_forever()
-
     server = Server()
-    server.send = send  # type: ignore[method-assign]  # as ASGI has it since 2.4
-    with anyio.fail_after(BOUND):
-        await server.serve(handler)
+    if moment == "before the handler":
+        await server.receive()
+        server.leave()
+    if moment == "and send fails":
+        server.send = fail  # type: ignore[method-assign]  # as ASGI has it since 2.4
+    await server.serve(handler)
+    assert moment == "and send fails" or server.status == 499
 
 
 async def test_a_handler_that_receives_gets_the_disconnect_and_is_not_cancelled() -> None:
@@ -262,8 +252,7 @@ async def test_a_handler_that_receives_gets_the_disconnect_and_is_not_cancelled(
             server.leave()
 
     server = Server()
-    with anyio.fail_after(BOUND):
-        await server.serve(handler)
+    await server.serve(handler)
     assert received == ["http.disconnect", "http.disconnect"]
     assert server.sent == []
 
@@ -278,8 +267,7 @@ async def test_a_client_that_leaves_during_its_body_is_a_disconnect() -> None:
         received.extend([(await receive())["type"], (await receive())["type"]])
 
     server = Server(b"one", missing=True)
-    with anyio.fail_after(BOUND):
-        await server.serve(handler)
+    await server.serve(handler)
     assert received == ["http.request", "http.disconnect"]
     assert server.sent == []
 
@@ -323,8 +311,7 @@ async def test_a_receive_in_a_cancelled_scope_loses_no_message() -> None:
             await look(receive)
 
     server = Server(b"all")
-    with anyio.fail_after(BOUND):
-        await server.serve(handler)
+    await server.serve(handler)
     assert seen == ["http.disconnect"]
 
 
@@ -358,8 +345,7 @@ async def test_a_response_that_has_started_ends_with_its_client() -> None:
         await anyio.sleep_forever()
 
     server = Server()
-    with anyio.fail_after(BOUND):
-        await server.serve(handler)
+    await server.serve(handler)
     assert len(server.sent) == 2
 
 

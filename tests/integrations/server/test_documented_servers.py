@@ -41,8 +41,9 @@ class Client:
 
     async def hold(self) -> None:
         """Keep the function busy until `release`."""
+        before = sum(line == "held\n" for line in self._output.so_far())
         self.signal(signal.SIGUSR1)
-        await asyncio.to_thread(self._output.hear, "held", self._workers)
+        await asyncio.to_thread(self._output.hear, "held", before + self._workers)
 
     def release(self) -> None:
         self.signal(signal.SIGUSR2)
@@ -64,10 +65,21 @@ class Client:
         return await until(self.state, condition)
 
 
-@pytest.fixture(params=range(len(EXAMPLES)), ids=EXAMPLES)
+@pytest.fixture(scope="module", params=range(len(EXAMPLES)), ids=EXAMPLES)
 def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    async def warmed_up(client: Client) -> None:
+        assert (await client.state())["total_processed"] == 1
+
     with running("server.documented:app", EXAMPLE=str(request.param)) as server:
+        using(server, warmed_up)
         yield server
+
+
+@pytest.fixture
+def complaints(server: Server) -> Callable[[], list[str]]:
+    """Return a function that returns the complaints since the test began."""
+    before = len(server.complaints)
+    return lambda: server.complaints[before:]
 
 
 def using(
@@ -91,18 +103,19 @@ async def leave(tasks: list[asyncio.Task[Any]]) -> None:
     await all_done(tasks)
 
 
-def test_an_example_serves_once_it_is_warm_and_a_404_is_a_404(server: Server) -> None:
+def test_an_example_serves_and_a_404_is_a_404(server: Server, complaints: Any) -> None:
     async def main(client: Client) -> None:
-        assert (await client.state())["total_processed"] == 1  # the warm-up
         found, missing = await client.http.get("/shout/text"), await client.http.get("/nothing")
         assert (found.status_code, missing.status_code) == (200, 404)
         assert "TEXT" in found.text
 
     using(server, main)
-    assert server.complaints == []
+    assert complaints() == []
 
 
-def test_a_full_queue_is_a_503_with_retry_after_and_one_line_in_the_log(server: Server) -> None:
+def test_a_full_queue_is_a_503_with_retry_after_and_one_line_in_the_log(
+    server: Server, complaints: Any
+) -> None:
     async def main(client: Client) -> None:
         await client.hold()
         await client.state("/-/fill")
@@ -116,9 +129,15 @@ def test_a_full_queue_is_a_503_with_retry_after_and_one_line_in_the_log(server: 
         assert [answer.status_code for answer in await answers(client.ask(1))] == [200]
 
     using(server, main)
-    (notice,) = server.complaints  # of all refusals, the first
+    (notice,) = complaints()  # of all refusals, the first
     assert notice.startswith("shout: a call was refused: shout has no room for a call of 1: ")
     assert notice.endswith(f" items wait, of at most {QUEUE} (max_queue_size)\n")
+
+
+def check(found: list[Any]) -> None:
+    """Check that each client has its own answer."""
+    assert [answer.status_code for answer in found] == [200] * CLIENTS
+    assert all(f"TEXT{n}" in answer.text for n, answer in enumerate(found))
 
 
 def has_calls(count: int, state: State) -> bool:
@@ -131,17 +150,35 @@ async def some_leave(client: Client) -> None:
     leaving, staying = client.ask(CLIENTS), client.ask(CLIENTS)
     await client.until(functools.partial(has_calls, before["calls"] + 2 * CLIENTS))
     await leave(leaving)
-    await client.until(lambda state: state["cancelled"] == CLIENTS)
+    await client.until(lambda state: state["cancelled"] == before["cancelled"] + CLIENTS)
     client.release()
-    assert [answer.status_code for answer in await answers(staying)] == [200] * CLIENTS
+    check(await answers(staying))
     after = await client.until(lambda state: state["in_flight"] == 0)
     held = before["in_flight"]
     assert after["total_processed"] == before["total_processed"] + held + CLIENTS
 
 
-def test_clients_that_leave_are_not_computed(server: Server) -> None:
+def test_clients_that_leave_are_not_computed(server: Server, complaints: Any) -> None:
     using(server, some_leave)
-    assert server.complaints == []
+    assert complaints() == []
+
+
+def test_sigterm_answers_accepted_calls_and_ends_the_process() -> None:
+    async def main(client: Client) -> None:
+        await client.hold()
+        before = await client.state()
+        tasks = client.ask(CLIENTS)
+        await client.until(functools.partial(has_calls, before["calls"] + CLIENTS))
+        ending.process.send_signal(signal.SIGTERM)
+        await asyncio.to_thread(ending.log.hear, "Waiting for connections to close")
+        assert not any(task.done() for task in tasks)
+        client.release()
+        check(await answers(tasks))
+
+    with running("server.documented:app", EXAMPLE="0") as ending:
+        using(ending, main)
+        assert ending.last_words()[-1] == "closed\n"
+    assert ending.process.returncode == -signal.SIGTERM, "uvicorn raises it again in the end"
 
 
 def test_clients_of_two_workers_that_leave_are_not_computed() -> None:

@@ -19,6 +19,7 @@ from batched.asgi import BatchedMiddleware
 from server.serving import BOUND
 
 fastapi: Any = pytest.importorskip("fastapi")
+testclient: Any = pytest.importorskip("fastapi.testclient")
 httpx: Any = pytest.importorskip("httpx")
 uvicorn: Any = pytest.importorskip("uvicorn")
 applications: Any = pytest.importorskip("starlette.applications")
@@ -103,18 +104,6 @@ async def test_exceptions_reach_the_frameworks_own_handlers_as_themselves() -> N
     assert handled == [errors["missing"], errors["full"]]
 
 
-async def test_a_refused_call_is_a_503_with_the_middleware_around_the_whole_application() -> None:
-    app: Any = fastapi.FastAPI()
-
-    async def endpoint() -> None:
-        raise batched.QueueFull("q")
-
-    app.add_api_route("/", endpoint)
-    async with served(BatchedMiddleware(app)) as client:
-        answer = await client.get("/")
-    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
-
-
 async def test_bodies_and_responses_of_many_parts_arrive_whole() -> None:
     async def double(request: Request) -> Any:
         parts = [part async for part in request.stream()]
@@ -172,3 +161,43 @@ async def test_other_middleware_may_stand_around_or_inside(place: str) -> None:
             await ended.wait()
         assert errors == []
         assert (await client.get("/full")).status_code == 503
+
+
+# --- methods as dependencies
+
+
+class Service:
+    @batched.dynamically
+    def embed(self, text: list[str]) -> list[int]:
+        return [len(each) for each in text]
+
+    @batched.aio.dynamically
+    async def fetch(self, text: list[str]) -> list[int]:
+        return [len(each) for each in text]
+
+
+@pytest.mark.parametrize("name", ["embed", "fetch"])
+def test_a_method_as_a_dependency_can_be_overridden(name: str) -> None:
+    service, app = Service(), fastapi.FastAPI()
+    depends = fastapi.Depends(getattr(service, name))
+
+    async def endpoint(length: Any = depends) -> Any:
+        return length
+
+    app.add_api_route("/", endpoint, methods=["POST"])
+    client = testclient.TestClient(app)
+    assert client.post("/", json=["four"]).json() == [4]
+    app.dependency_overrides[getattr(service, name)] = lambda: "overridden"
+    assert client.post("/").json() == "overridden"
+
+
+def test_a_method_that_two_parameters_depend_on_is_called_once_for_a_request() -> None:
+    service, app = Service(), fastapi.FastAPI()
+    depends, again = fastapi.Depends(service.embed), fastapi.Depends(service.embed)
+
+    async def endpoint(one: Any = depends, two: Any = again) -> Any:
+        return [one, two]
+
+    app.add_api_route("/", endpoint, methods=["POST"])
+    assert testclient.TestClient(app).post("/", json=["four"]).json() == [[4], [4]]
+    assert service.embed.stats.calls == 1

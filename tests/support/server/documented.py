@@ -45,6 +45,11 @@ def hold(*texts: str) -> None:
     held.append(asyncio.create_task(names["shout"](list(texts))))
 
 
+def close_gate() -> None:
+    gate.clear()
+    hold(Held("held"))
+
+
 def state() -> dict[str, int]:
     stats = dataclasses.asdict(names["shout"].stats)
     counted = ("calls", "cancelled", "queue_size", "in_flight", "total_processed", "total_batches")
@@ -57,7 +62,7 @@ def state() -> dict[str, int]:
 async def app(scope: Any, receive: Any, send: Any) -> None:
     if scope["type"] == "lifespan":
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGUSR1, hold, Held("held"))
+        loop.add_signal_handler(signal.SIGUSR1, close_gate)
         loop.add_signal_handler(signal.SIGUSR2, gate.set)
         say(f"pid {os.getpid()}")
         await names["app"](scope, receive, send)
