@@ -27,7 +27,7 @@ README = ROOT / "README.md"
 PAGES = [README, *sorted(ROOT.glob("docs/*.md"))]
 LINKED = [README, *sorted(ROOT.glob("docs/**/*.md"))]
 
-SCRIPTS = ("offline.md", "offline-how-to.md", "tutorial.md")
+SCRIPTS = ("offline.md", "tutorial.md")
 """Pages whose blocks continue each other; `offline/test_pages.py` and `test_tutorial.py` run them.
 """
 
