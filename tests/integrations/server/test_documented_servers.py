@@ -1,4 +1,4 @@
-"""The servers of docs/servers.md under uvicorn, as a user types them."""
+"""Servers under uvicorn, as a user types them: that of docs/servers.md, and two others."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ for package in ("fastapi", "httpx", "uvicorn"):
 
 pytestmark = [pytest.mark.once, pytest.mark.timeout(240)]
 
-EXAMPLES = ("fastapi", "starlette", "asgi")
-"""Examples of the page, in its order."""
+EXAMPLES = ("page", "starlette_app", "plain_app")
+"""The example of the page, and modules of `server`."""
 QUEUE = 1000
 """The `max_queue_size` of each example."""
 CLIENTS = 20
@@ -64,9 +64,9 @@ class Client:
         return await until(self.state, condition)
 
 
-@pytest.fixture(params=range(len(EXAMPLES)), ids=EXAMPLES)
+@pytest.fixture(params=EXAMPLES)
 def server(request: pytest.FixtureRequest) -> Iterator[Server]:
-    with running("server.documented:app", EXAMPLE=str(request.param)) as server:
+    with running("server.documented:app", EXAMPLE=request.param) as server:
         yield server
 
 
@@ -145,7 +145,7 @@ def test_clients_that_leave_are_not_computed(server: Server) -> None:
 
 
 def test_clients_of_two_workers_that_leave_are_not_computed() -> None:
-    with running("server.documented:app", "--workers", "2", EXAMPLE="0") as server:
+    with running("server.documented:app", "--workers", "2", EXAMPLE="page") as server:
         server.log.hear("startup complete", 2)
         using(server, some_leave, workers=2)
         server.process.send_signal(signal.SIGTERM)
