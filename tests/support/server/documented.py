@@ -24,7 +24,9 @@ EXAMPLE = os.environ["EXAMPLE"]
 
 names: dict[str, Any]
 if EXAMPLE == "page":
-    (example, *_) = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    (example, *_) = re.findall(
+        r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL
+    )
     names = {"__name__": "example"}
     exec(example, names)
 else:
