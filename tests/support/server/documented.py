@@ -11,11 +11,12 @@ import dataclasses
 import importlib
 import json
 import os
-import re
 import signal
 import threading
 from pathlib import Path
 from typing import Any
+
+from pages import blocks
 
 BOUND = 120.0
 """Seconds after which the batch function stops waiting at the gate."""
@@ -24,9 +25,7 @@ EXAMPLE = os.environ["EXAMPLE"]
 
 names: dict[str, Any]
 if EXAMPLE == "page":
-    (example, *_) = re.findall(
-        r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL
-    )
+    (_, example), *_ = blocks(PAGE.read_text(), "python")
     names = {"__name__": "example"}
     exec(example, names)
 else:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator
 
-import batched
-from batched.asgi import BatchedMiddleware
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
+
+import batched
+from batched.asgi import BatchedMiddleware
 
 
 @batched.aio.dynamically(batch_size=64, length=len, max_queue_size=1000, on_full="raise")
