@@ -25,7 +25,7 @@ EXAMPLE = os.environ["EXAMPLE"]
 
 names: dict[str, Any]
 if EXAMPLE == "page":
-    (_, example), *_ = blocks(PAGE.read_text(), "python")
+    example = blocks(PAGE.read_text(), "python")[0][1]
     names = {"__name__": "example"}
     exec(example, names)
 else:
