@@ -168,7 +168,7 @@ def adapt_source(app: Sphinx, docname: str, source: list[str]) -> None:
     link = r"\[([^\]]*)\]\(((?:\.\./)+benchmarks/results/\w+\.md)\)"
     source[0] = re.sub(link, r"{download}`\1 <\2>`", source[0])
     if docname == "settings":
-        row, entered = r"^\| `(\w+)` \|", "| `\\1`{index}`\u200b <single: \\1>` |"
+        row, entered = r"^\| `(\w+)` \|", "| `\\1`{index}`\u200b <! single: \\1>` |"
         source[0] = re.sub(row, entered, source[0], flags=re.MULTILINE)
 
 
