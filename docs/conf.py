@@ -28,7 +28,7 @@ project = "batched"
 version = release = batched.__version__
 project_copyright = "the authors of batched, Apache-2.0"
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "changelog.md", "contributing.md", "design"]
 nitpicky = True
 # names outside this library have no target: the build needs no network
 nitpick_ignore_regex = [("py:.*", r"(?!batched\.(?!_)).*")]
@@ -85,8 +85,6 @@ OBTAINED = {
     "Usage",
 }
 """Classes that only the library instantiates: their constructors are not shown."""
-
-RESULTS = DOCS.parent / "benchmarks/results"
 
 
 def public_names() -> dict[str, list[str]]:
@@ -162,17 +160,16 @@ def read_docstring(
     lines[:] = GoogleDocstring(lines, Config(), app, kind, name, obj, options).lines()
 
 
-def link_results(app: Sphinx, docname: str, source: list[str]) -> None:
-    """Show the saved results of the benchmarks on one page, and link to them there."""
-    text = re.sub(r"\]\((?:\.\./)+benchmarks/results/(\w+)\.md\)", r"](#results-\1)", source[0])
-    text = re.sub(r"\]\((?:\.\./)+benchmarks/results\)", "](#results)", text)
-    if docname == "explanation/results":
-        for path in sorted(RESULTS.glob("*.md")):
-            text += (
-                f"\n(results-{path.stem})=\n\n```{{include}} ../../benchmarks/results/{path.name}\n"
-                ":heading-offset: 1\n```\n"
-            )
-    source[0] = text
+def adapt_source(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Offer saved results of benchmarks as downloads, and enter the settings in the index.
+
+    So a search for a setting finds its row first.
+    """
+    link = r"\[([^\]]*)\]\(((?:\.\./)+benchmarks/results/\w+\.md)\)"
+    source[0] = re.sub(link, r"{download}`\1 <\2>`", source[0])
+    if docname == "settings":
+        row, entered = r"^\| `(\w+)` \|", "| `\\1`{index}`\u200b <! single: \\1>` |"
+        source[0] = re.sub(row, entered, source[0], flags=re.MULTILINE)
 
 
 def find_class(app: Sphinx, env: BuildEnvironment, node: Any, contnode: Any) -> Any:
@@ -201,7 +198,7 @@ def setup(app: Sphinx) -> None:
     calls = ModuleAnalyzer.for_module("batched._function.batched")
     calls.analyze()
     del calls.overloads["Batched.__call__"]  # Sphinx cannot print their `P.args`
-    app.connect("source-read", link_results)
+    app.connect("source-read", adapt_source)
     app.connect("autodoc-process-docstring", read_docstring)
     app.connect("autodoc-process-signature", shorten_signature)
     app.connect("missing-reference", find_class)

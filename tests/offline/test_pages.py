@@ -1,4 +1,4 @@
-"""Blocks of the tutorial and the how-to on offline runs, run in their order as one script."""
+"""Blocks of the page on offline runs: the tutorial as one script, and each recipe."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from pages import FILE, ROOT, blocks  # after the skip
 
 pytestmark = [pytest.mark.once, pytest.mark.timeout(300)]
 
-TUTORIAL: Final = (ROOT / "docs/offline.md").read_text()
-HOW_TO: Final = (ROOT / "docs/offline-how-to.md").read_text()
+TUTORIAL, HOW_TO = (ROOT / "docs/offline.md").read_text().split("\n## Recipes\n")
 NEEDS: Final = {"offline.Ray": "ray", "s3://": "moto", "ChatClient": "openai"}
 """Texts of blocks, and the packages that these blocks need."""
 CHAT_SERVICE: Final = "http://localhost:8000/v1"
@@ -92,7 +91,7 @@ def test_the_tutorial_runs_from_its_first_block_to_its_last(tmp_path: Path) -> N
     assert (tmp_path / "lengths.jsonl").read_text().startswith(shown)
 
 
-INTRODUCTION, *RECIPES = re.split(r"^## ", HOW_TO, flags=re.MULTILINE)
+INTRODUCTION, *RECIPES = re.split(r"^### ", HOW_TO, flags=re.MULTILINE)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""An example of docs/servers.md; the variable EXAMPLE has its number on the page.
+"""A server: the example of docs/servers.md, or the module that the variable EXAMPLE names.
 
 Two paths are added: /-/state returns statistics, and /-/fill fills the queue. SIGUSR1 closes a gate
 for the batch function, SIGUSR2 opens it.
@@ -8,21 +8,28 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import importlib
 import json
 import os
-import re
 import signal
 import threading
 from pathlib import Path
 from typing import Any
 
+from pages import blocks
+
 BOUND = 120.0
 """Seconds after which the batch function stops waiting at the gate."""
 PAGE = Path(__file__).parents[3] / "docs/servers.md"
-EXAMPLES = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+EXAMPLE = os.environ["EXAMPLE"]
 
-names: dict[str, Any] = {"__name__": "example"}
-exec(EXAMPLES[int(os.environ["EXAMPLE"])], names)
+names: dict[str, Any]
+if EXAMPLE == "page":
+    example = blocks(PAGE.read_text(), "python")[0][1]
+    names = {"__name__": "example"}
+    exec(example, names)
+else:
+    names = vars(importlib.import_module(f".{EXAMPLE}", __package__))
 gate = threading.Event()
 held: list[asyncio.Task[Any]] = []
 
