@@ -175,7 +175,7 @@ def test_sigterm_answers_accepted_calls_and_ends_the_process() -> None:
         client.release()
         check(await answers(tasks))
 
-    with running("server.documented:app", EXAMPLE="0") as ending:
+    with running("server.documented:app", EXAMPLE="page") as ending:
         using(ending, main)
         assert ending.last_words()[-1] == "closed\n"
     assert ending.process.returncode == -signal.SIGTERM, "uvicorn raises it again in the end"
