@@ -11,13 +11,12 @@ is a row with the key of an earlier row, and a row with a value that the result 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final
 
-from ..engines.row_threads import join
+from ..engines.row_threads import RowThreads
 from ..failures import letter_text
 from ..identity.inputs import hash_inputs
 from ..progress.commit import Committed, Letter
@@ -90,51 +89,36 @@ class Reader:
         self._sampled = 0  # steps of which a sample was found
         self._first = progress.is_empty  # so that nothing need be looked up
         self._tell = tell
-        self._asked = threading.Semaphore(0)
-        self._closed = False
-        self._thread = threading.Thread(target=self._run, name="batched-reader", daemon=True)
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
+        self._readings = self._read()
+        self._thread = RowThreads(1, "reader")
 
     def ask(self) -> None:
         """Request one more window."""
-        self._asked.release()
+        self._thread.submit(self._tell_next)
 
     def close(self, deadline: float) -> None:
         """End the thread, or leave it if its source has not answered by then (s)."""
-        self._closed = True
-        self._asked.release()
-        join([self._thread], deadline)
+        self._thread.close(deadline)
 
-    def _run(self) -> None:
+    def _tell_next(self) -> None:
         try:
-            for reading in self._readings():
-                self._tell(reading)
-                if self._closed:
-                    return
+            reading = next(self._readings)
         except BaseException as error:
-            self._tell(Reading(last=True, error=error))
+            reading = Reading(last=True, error=error)
+        self._tell(reading)
 
-    def _readings(self) -> Iterator[Reading]:
+    def _read(self) -> Iterator[Reading]:
         rows = 0
         plan, kept = self._plan, self._kept
         # Arrow sources know the types of columns that nobody reads
         columns: list[str] | None = plan.columns
         if self._source.schema is None:
             columns = None if kept.names is None else [*plan.columns, *kept.names]
-        windows = self._source.windows(columns, WINDOW, required=plan.columns)
-        while True:
-            self._asked.acquire()
-            window = None if self._closed else next(windows, None)
-            if window is None:
-                break
+        for window in self._source.windows(columns, WINDOW, required=plan.columns):
             yield self._find(window)
             rows = window.first + window.size
-        if not self._closed:
-            self._progress.order.end(rows)
-            yield Reading(last=True)
+        self._progress.order.end(rows)
+        yield Reading(last=True)
 
     def _find(self, window: Window) -> Reading:
         """Return the rows of a window by the steps that they lack."""
