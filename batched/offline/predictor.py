@@ -70,7 +70,7 @@ class Predictor:
             results.update((row.number, row.result) for row in done)
             results.update((row.number, error) for row, _, error in dead)
             if done and room.failures.probe is None:
-                room.failures.probe = done[0].copy()
+                room.failures.probe = done[0].next()
             room.note_ended(ok=len(done), failed=len(dead))
             room.check()
             if room.open and not done and not dead:

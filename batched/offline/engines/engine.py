@@ -1,7 +1,7 @@
 """Engine: the function of a step, called by the runtime of online functions.
 
 1. A batcher of its own forms the batches, and its threads call `Engine.run`. Each thread has one
-   `Worker`, which it builds before its first call. Threads share the worker of a coroutine function.
+   `Worker`, which it builds before its first call. Coroutine functions share one worker.
 2. A row ends with its result, or with an exception in its place: the function's own; `Unfit`, for
    an error outside the function; or `WorkerClosed`, if the row was not computed.
 3. A failed batch is called again in halves until the rows that fail stand alone. After `_FAILURES`

@@ -5,9 +5,8 @@ computes elsewhere. So a run can go on where a run with another engine ended.
 
 1. Each worker adds one actor, in a thread of its own, and calls any actor of the step that is free.
    So a run begins with the first actor, and uses each further one as soon as the cluster has room.
-2. A lost actor, with its process or its node, costs one call: it is replaced, and the call is made
-   again. If that call loses its actor too, it fails. An actor that Ray ended for its memory is a
-   memory error.
+2. A lost actor, with its process or its node, costs one call, and is replaced. An actor that Ray
+   ended for its memory is a memory error.
 3. A step without an actor for `startup_timeout_s` is an error.
 4. The actors end with the run, and with the driver.
 """
@@ -124,14 +123,6 @@ class ActorWorker(Worker):
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Return the output of the function in an actor."""
         message = pickled((args, kwargs), inf)
-        try:
-            answer = self._call(message)
-        except WorkerDied:  # perhaps with its node
-            self.make_ready()
-            answer = self._call(message)
-        return value_of(*answer)
-
-    def _call(self, message: Message) -> Answer:
         self.ready = False  # an actor is taken for each call
         try:
             answer = self._ask(self._actor, message, self.step.timeout_s)
@@ -140,7 +131,7 @@ class ActorWorker(Worker):
             self._end(self._actor)
             raise
         self._actors.free.put(self._actor)
-        return answer
+        return value_of(*answer)
 
     def _add(self) -> None:
         """Add an actor, once the cluster has room for it and it has built the function."""

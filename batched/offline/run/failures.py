@@ -23,6 +23,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from ..._services.failures import error_text
@@ -39,46 +40,30 @@ PROBES: Final = 3
 """Failed trials of the probe after which a step counts as broken."""
 TRIAL_S: Final = 0.1
 """Shortest time from a failed trial of the probe to the next (s)."""
+USELESS: Final = 256
+"""Rows in a row that fail outside the function, after which the run ends."""
 LOG_S: Final = 5.0
 """Time without an answer of a service after which a warning says so (s)."""
 SPREAD: Final = (math.sqrt(5) - 1) / 2
 """Step between trials as a share of the rows: multiples of it spread most evenly."""
 
 
+@dataclass(slots=True, eq=False)
 class Row:
-    """One row on its way through the steps."""
+    """One row in one step."""
 
-    __slots__ = (
-        "attempts",
-        "failed_at",
-        "faults",
-        "inputs",
-        "key",
-        "number",
-        "result",
-        "searched",
-        "values",
-    )
+    key: str | int
+    inputs: tuple[int, ...]  # hash of the source columns on which each step depends, by step
+    values: dict[str, Any]  # by name of a column that steps read
+    number: int = 0  # place in the source, from 0
+    attempts: int = 0  # outcomes of the row
+    faults: int = 0  # outcomes that were errors of a service, and count
+    failed_at: float = math.inf  # when it last failed by such an error (s)
+    searched: bool = False  # whether its next failure is searched to the end
+    result: Any = None  # output of the function, then the result of the step
 
-    def __init__(
-        self, key: str | int, inputs: tuple[int, ...], values: dict[str, Any], number: int = 0
-    ) -> None:
-        self.key = key
-        self.inputs = inputs  # hash of the source columns on which each step depends, by step
-        self.values = values  # by name of a column that steps read
-        self.number = number  # place in the source, from 0
-        self.start_step()
-
-    def start_step(self) -> None:
-        """Reset the counts, for the next step."""
-        self.attempts = 0  # outcomes of the row in this step
-        self.faults = 0  # outcomes that were errors of a service, and count
-        self.failed_at = math.inf  # when it last failed by such an error (s)
-        self.searched = False  # whether its next failure is searched to the end
-        self.result: Any = None  # output of this step's function, then the result of the step
-
-    def copy(self) -> Row:
-        """Return a copy with its own dict of values, which later steps do not change."""
+    def next(self) -> Row:
+        """Return the row as the next step gets it."""
         return Row(self.key, self.inputs, dict(self.values), self.number)
 
 
@@ -86,6 +71,11 @@ Failure = tuple[Row, BaseException]
 """A row for which the function failed, and its error."""
 Dead = tuple[Row, str, BaseException | str]
 """A row that has failed for good, the phase in which it did, and its error or the reason."""
+
+
+def text_of(error: BaseException | str) -> tuple[str, str]:
+    """Return the text of an error, or of a reason, and the lines of its traceback."""
+    return (error, "") if isinstance(error, str) else error_text(error)
 
 
 class Failures:
@@ -98,8 +88,8 @@ class Failures:
         self.probe: Row | None = None  # a row that has worked, in this run or an earlier one
         self.doubt = False
         self.trial: Row | None = None  # row that is being tried
-        self.trial_at = 0.0  # moment of the next trial (s)
-        self.stopped: tuple[str, BaseException] | None = None  # reason for which the run ends
+        self.trial_at = -math.inf  # moment of the next trial (s)
+        self.stopped: tuple[str, BaseException | str] | None = None  # reason for which the run ends
         self.held: list[Failure] = []  # rows that have failed for good, before a success
         self.dead: list[Dead] = []  # rows that are dead letters
         # rows to be called again, as a heap: from which moment (s), number in the source, the row
@@ -111,12 +101,8 @@ class Failures:
         self.failed = 0
         # of this doubt: trials, and those that failed by the row's own error
         self._trials = self._tried = 0
+        self._outside = 0  # rows in a row that failed outside the function
         self._warned = False  # whether the outage was logged
-
-    @property
-    def pending(self) -> int:
-        """Rows without a verdict."""
-        return len(self.held) + len(self._retries)
 
     def moment(self, now: float) -> float:
         """Return the next moment at which a row is due (s); infinite if an event comes first."""
@@ -145,9 +131,9 @@ class Failures:
                 self._note_fault(row, error, now)
             elif given_up:
                 row.searched = True
-                self._call_again(row)
+                heapq.heappush(self._retries, (now, row.number, row))
                 if not worked:
-                    self._begin_doubt(now)
+                    self.doubt = True
             else:
                 self.held.append((row, error))
                 self.failed += 1
@@ -157,7 +143,7 @@ class Failures:
         if worked:
             self._bury()
         elif self.failed >= (LATER if self._worked else FIRST):
-            self._begin_doubt(now)
+            self.doubt = True
 
     def _note_fault(self, row: Row, error: BaseException, now: float) -> None:
         """Note that the service has failed for a row."""
@@ -169,7 +155,7 @@ class Failures:
             return
         row.searched = row.searched or row.faults >= most - 1
         moment = now + self._retry.wait(row.attempts, error)
-        self._call_again(row, moment)
+        heapq.heappush(self._retries, (moment, row.number, row))
         if row is self.trial:
             self.trial_at = moment
         self._note_outage(error, now)
@@ -194,15 +180,16 @@ class Failures:
                 self.stopped = "fails even for a row that it has computed before", error
         self.trial_at = now + max(TRIAL_S, self._retry.wait(self._trials, error))
 
-    def doubt_rest(self, now: float) -> None:
-        """Note that only rows that have failed are left, and those that wait for their service."""
-        if self.held or (self._retries and self.probe and self._silent_since <= now):
-            self._begin_doubt(now)
+    def note_outside(self, errors: Sequence[BaseException | str], *, worked: bool) -> None:
+        """Count rows that failed outside the function. `worked`: whether others have results."""
+        self._outside = 0 if worked else self._outside + len(errors)
+        if self._outside >= USELESS:
+            self.stopped = "has no result for any of the last rows", errors[-1]
 
-    def _begin_doubt(self, now: float) -> None:
-        if not self.doubt:
+    def doubt_rest(self) -> None:
+        """Note that only rows that have failed are left, and those that wait for their service."""
+        if self.held or (self._retries and self.probe and self._silent_since < math.inf):
             self.doubt = True
-            self.trial_at = now
 
     def pick(self, waiting: deque[Row]) -> Row | None:
         """Return the row to try: the probe, or one of those that wait, which is removed."""
@@ -228,10 +215,8 @@ class Failures:
         self.dead += [(row, "inference", error) for row, error in self.held]
         self.held = []
 
-    def _call_again(self, row: Row, moment: float = -math.inf) -> None:
-        heapq.heappush(self._retries, (moment, row.number, row))
-
     def _succeed(self, now: float) -> None:
         self._worked, self._last_success, self._silent_since = True, now, math.inf
         self.doubt = self._warned = False
+        self.trial_at = -math.inf
         self.failed = self._trials = self._tried = 0

@@ -174,7 +174,7 @@ class Reader:
             return
         for number, commit in enumerate(have):
             if number == self._sampled:
-                found.samples.append((row.copy(), number))
+                found.samples.append((row.next(), number))
                 self._sampled += 1
             if plan.needed[number]:
                 assert commit.chunk is not None

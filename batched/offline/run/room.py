@@ -17,14 +17,13 @@ from time import perf_counter
 from typing import Any, Final
 
 from ..._collate.features.outputs import tree_flatten, tree_unflatten
-from ..._services.failures import error_text
 from ...errors import RunStopped
 from ..engines.engine import SEARCHED, Engine, Unfit, WorkerClosed
 from ..engines.row_threads import RowThreads
 from ..report import StepCounts
 from ..types.columns import Columns, Values
 from ..types.values import describe_kind
-from .failures import Failure, Failures, Row
+from .failures import Failure, Failures, Row, text_of
 
 AHEAD: Final = 33
 """Most batches of rows in a step."""
@@ -34,8 +33,6 @@ TOGETHER: Final = 16
 """Most rows in one task of a row thread."""
 CHUNK: Final = 2048
 """Most rows that the engine gets at once."""
-USELESS: Final = 256
-"""Rows in a row that fail outside the function, after which the run ends."""
 FILTERED: Final[Any] = object()
 """Result of a row for which the step's `where` is false."""
 
@@ -81,10 +78,7 @@ class Room:
         self._preparing = 0  # rows that are being prepared
         self.done: list[Row] = []  # rows with results that wait for the next commit
         self.committed = -math.inf  # moment of the last commit (s)
-        # rows in a row that failed outside the function, and the last error
-        self._useless = 0
-        self._useless_error: tuple[str, BaseException | None] = "", None
-        self.ok = self.failed = self.filtered = 0
+        self._ended = {"ok": 0, "failed": 0, "filtered": 0}  # rows
         # rows by type of value, for each output column
         self._types: dict[str, Counter[str]] = {name: Counter() for name in step.outputs}
 
@@ -108,7 +102,7 @@ class Room:
         failures, engine, waiting = self.failures, self.engine, self.waiting
         last = stuck or not more
         if last and not (self.out or waiting):
-            failures.doubt_rest(now)
+            failures.doubt_rest()
         waiting.extendleft(failures.take_due(now))
         if not failures.doubt:
             engine.paused = False
@@ -142,12 +136,7 @@ class Room:
             self._prepare(rows, owner)
         else:
             self._preparing += len(rows)
-            self._prepares.submit(self._prepare_beside, rows, owner)
-
-    def _prepare_beside(self, rows: list[Row], owner: object) -> None:
-        """Prepare rows on a row thread."""
-        self._prepare(rows, owner)
-        self._post(partial(self._note_prepared, len(rows)))
+            self._prepares.submit(self._prepare, rows, owner)
 
     def _note_prepared(self, rows: int) -> None:
         self._preparing -= rows
@@ -174,6 +163,8 @@ class Room:
                 items.append(item)
         for args, (some, items) in groups.items():
             self.engine.submit(items, partial(self._end, some), args, owner)
+        if self._prepares is not None:
+            self._post(partial(self._note_prepared, len(rows)))
 
     def _item(self, row: Row) -> tuple[tuple[Any, ...], Any]:
         """Return the further arguments for a row that differ from row to row, and its item."""
@@ -259,30 +250,17 @@ class Room:
         """Raise RunStopped if the step counts as broken."""
         if self.failures.stopped is not None:
             why, error = self.failures.stopped
-            text = error_text(error).error
-            raise RunStopped(f"step {self.step.name!r} {why}; the last error: {text}") from error
-        if self._useless >= USELESS:
-            text, cause = self._useless_error
-            raise RunStopped(
-                f"step {self.step.name!r}: none of the last rows has a result, the last one failed "
-                f"with {text}"
-            ) from cause
+            cause = error if isinstance(error, BaseException) else None
+            why = f"step {self.step.name!r} {why}; the last error: {text_of(error)[0]}"
+            raise RunStopped(why) from cause
 
     # counts
 
-    def note_useless(self, text: str, error: BaseException | None) -> None:
-        """Count a row that failed outside the function."""
-        self._useless += 1
-        self._useless_error = text, error
-
-    def note_ended(self, *, ok: int = 0, filtered: int = 0, failed: int = 0) -> None:
+    def note_ended(self, **rows: int) -> None:
         """Count rows that have ended."""
-        self.ok += ok
-        self.filtered += filtered
-        self.failed += failed
-        self.open -= ok + filtered + failed
-        if ok or filtered:
-            self._useless = 0
+        for how, count in rows.items():
+            self._ended[how] += count
+            self.open -= count
 
     def note_kinds(self, values: Values) -> None:
         """Count the types of results."""
@@ -295,13 +273,11 @@ class Room:
         """Return the counts of now."""
         return StepCounts(
             name=self.step.name,
-            ok=self.ok,
-            failed=self.failed,
             waiting=self.open,
             batches=self.engine.batches,
             seconds=self.engine.seconds,
-            filtered=self.filtered,
             types={name: dict(counts) for name, counts in self._types.items()},
+            **self._ended,
         )
 
 

@@ -17,7 +17,6 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Final
 
-from ..._services.failures import error_text
 from ...errors import RunStopped
 from ..engines import engine_for
 from ..engines.cluster import Ray
@@ -28,6 +27,7 @@ from ..progress.committer import Committer
 from ..progress.store import Progress
 from ..report import Snapshot
 from ..sources.base import Source
+from .failures import text_of
 from .interrupts import interrupts
 from .plan import Plan
 from .reader import WINDOW, Kept, Reader, Reading
@@ -167,7 +167,9 @@ class Run:
     def _call_events(self, timeout: float) -> None:
         """Wait for an event, and call some that are there."""
         for _ in range(EVENTS):
-            if (event := self._next_event(timeout)) is None:
+            try:
+                event = self._inbox.get(timeout=timeout)
+            except queue.Empty:
                 return
             event()
             timeout = 0.0
@@ -245,15 +247,13 @@ class Run:
             row.result = None
         room.note_ended(ok=len(rows), filtered=len(filtered), failed=len(dead))
         room.note_kinds(values)
+        outside = [error for _, phase, error in dead if phase != "inference"]
+        failures.note_outside(outside, worked=bool(rows or filtered))
         failed = []
         for row, phase, error in dead:
-            cause = error if isinstance(error, BaseException) else None
-            text, lines = (str(error), "") if cause is None else error_text(cause)
-            letter = letter_text(phase, text, lines, row.attempts)
+            letter = letter_text(phase, *text_of(error), row.attempts)
             failed.append((row.key, row.inputs[number], letter))
-            self.tally.note(row.key, room.step.name, letter, cause)
-            if phase != "inference":
-                room.note_useless(text, cause)
+            self.tally.note(row.key, room.step.name, letter, error)
         self._committer.submit(
             Commit(
                 number,
@@ -265,15 +265,13 @@ class Run:
             )
         )
         if rows and failures.probe is None:
-            # a copy, because a later step may replace a value of the row
-            failures.probe = rows[0].copy()
+            failures.probe = rows[0]
         if rows and number + 1 < len(self._rooms):
+            rows = [row.next() for row in rows]
             columns = dict(zip(room.columns.names, values.columns, strict=True))
             for name in self._plan.needed[number]:
                 for row, value in zip(rows, columns[name], strict=True):
                     row.values[name] = value
-            for row in rows:
-                row.start_step()
             self._rooms[number + 1].enter(rows)
 
     # the end
@@ -284,10 +282,9 @@ class Run:
         for room in self._rooms:
             room.engine.stop()
         try:
-            while any(room.out for room in self._rooms) and (
-                event := self._next_event(max(0.0, deadline - time.perf_counter()))
-            ):
-                self._call(event)
+            while any(room.out for room in self._rooms) and time.perf_counter() < deadline:
+                with suppress(Exception):  # the run has ended for another reason
+                    self._call_events(deadline - time.perf_counter())
         except KeyboardInterrupt:  # the second one
             deadline = 0.0
             raise
@@ -297,19 +294,11 @@ class Run:
 
     def _save_rest(self) -> None:
         """Commit the results that exist at the end of the run."""
-        while event := self._next_event(0.0):
-            self._call(event)
+        while not self._inbox.empty():
+            with suppress(Exception, KeyboardInterrupt):
+                self._call_events(0.0)
         for room in self._rooms:
             self._commit(room)
-
-    def _next_event(self, timeout: float) -> Callable[[], object] | None:
-        with suppress(queue.Empty):
-            return self._inbox.get(timeout=timeout)
-        return None
-
-    def _call(self, event: Callable[[], object]) -> None:
-        with suppress(Exception, KeyboardInterrupt):  # the run has ended for another reason
-            event()
 
 
 def _raise(error: BaseException) -> None:

@@ -25,13 +25,12 @@ class Tally:
         self.failed = 0  # rows
         self.last_error: BaseException | None = None
 
-    def note(
-        self, key: Key | None, step: str, text: str, error: BaseException | None = None
-    ) -> None:
-        """Count a dead letter. `text`: its JSON; `error`: its cause, an exception of this run."""
+    def note(self, key: Key | None, step: str, text: str, error: BaseException | str = "") -> None:
+        """Count a dead letter. `text`: its JSON; `error`: its cause, if that is an exception."""
         letter: Any = {"key": key, "step": step, **orjson.loads(text)}
         self.failed += 1
-        self.last_error = error or self.last_error
+        if isinstance(error, BaseException):
+            self.last_error = error
         kind = error_type(letter["phase"], letter["error"])
         self.errors[kind] += 1
         self.examples.setdefault(kind, letter)

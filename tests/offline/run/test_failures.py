@@ -197,7 +197,8 @@ def test_few_rows_that_all_fail_are_dead_letters_in_the_end() -> None:
     judge.fail(rows, alone=False)
     judge.due()
     while rows:
-        assert judge.try_row(BAD, waiting := deque(rows)) is not None
+        waiting = deque(rows)
+        assert judge.try_row(BAD, waiting) is not None
         rows = [*waiting]
     assert judge.try_row() is None
     assert judge.letters() == [0, 1, 2]
@@ -209,7 +210,7 @@ def test_rows_that_are_left_are_judged_by_the_probe() -> None:
     judge.probe = Row(99, (), {})
     for _ in range(RETRY.attempts):
         judge.fail([row], DOWN)
-        judge.doubt_rest(judge.now)
+        judge.doubt_rest()
         assert judge.letters() == []
         assert judge.try_row() is judge.probe
         judge.due(10)
@@ -221,7 +222,7 @@ def test_an_outage_costs_no_call_of_any_row() -> None:
     judge.work()
     judge.probe = Row(99, (), {})
     judge.fail(rows, DOWN)
-    judge.doubt_rest(judge.now)
+    judge.doubt_rest()
     moments = []
     for _ in range(5):
         judge.try_row(DOWN)
