@@ -20,7 +20,6 @@ from itertools import count
 from time import perf_counter
 from typing import Any, Final
 
-from ..._collate.items import ItemCollator
 from ..._core.request import Batch, Request
 from ..._execution.attempts import Outcomes, attempts, finish_now
 from ..._execution.memory import is_out_of_memory
@@ -206,8 +205,45 @@ class Engine:
 
     def run(self, batch: Batch, _: Any = None, /) -> Outcomes:
         """Call the function for `batch`. Never raise."""
-        calls = _Calls(self, self._worker(), batch)
-        return calls.end(finish_now(attempts(calls.call, *calls.rules)))
+        worker, began = self._worker(), perf_counter()
+        searched = any(request.owner is SEARCHED for request, _, _ in batch.slices)
+        failures, works, given_up = 0, False, False
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal works
+            self._begin(worker)
+            try:
+                output = worker.call(*args, **kwargs)
+            except BaseException:
+                if self.closed:  # perhaps the call was ended
+                    raise WorkerClosed from None
+                raise
+            works = True
+            return output if self.takes_features else _rows(output, self.step)
+
+        def isolates(error: BaseException) -> bool:
+            nonlocal failures, given_up
+            if isinstance(error, WorkerClosed) or not self.step.isolate_errors:
+                return False
+            if searched or self.step.call_retry.is_service_fault(error):
+                return searched
+            failures += 1
+            given_up = given_up or (failures >= _FAILURES and not works)
+            return not given_up
+
+        slices, results, calls = finish_now(
+            attempts(call, batch, self.collator, is_out_of_memory, isolates)
+        )
+        self._note_batch(batch, perf_counter() - began)
+        if given_up:
+            self.paused = True  # at once; the run decides whether it stays
+            results = [
+                GivenUp(each)
+                if isinstance(each, BaseException) and type(each) is not WorkerClosed
+                else each
+                for each in results
+            ]
+        return slices, results, calls
 
     def _worker(self) -> Worker:
         if not hasattr(self._mine, "worker"):
@@ -215,7 +251,7 @@ class Engine:
         worker: Worker = self._mine.worker
         return worker
 
-    def begin(self, worker: Worker) -> None:
+    def _begin(self, worker: Worker) -> None:
         """Prepare a call. Raise WorkerClosed if none may begin."""
         if self.closed or self.paused:
             raise WorkerClosed
@@ -224,11 +260,11 @@ class Engine:
         except BaseException as error:
             if not self.closed:
                 self.closed = True
+                error.add_note(f"in step {self.step.name!r}")
                 self._on_fatal(error)
             raise WorkerClosed from None
 
-    def note_batch(self, batch: Batch, seconds: float) -> None:
-        """Count a batch that has ended."""
+    def _note_batch(self, batch: Batch, seconds: float) -> None:
         with self._lock:
             self.batches += 1
             self.seconds += seconds
@@ -264,74 +300,6 @@ class Engine:
             worker.close()
 
 
-class _Calls:
-    """Calls for one batch."""
-
-    def __init__(self, engine: Engine, worker: Worker, batch: Batch) -> None:
-        self._engine, self._worker, self._batch = engine, worker, batch
-        self.rules = batch, engine.collator, is_out_of_memory, self._isolates
-        self._searched = any(request.owner is SEARCHED for request, _, _ in batch.slices)
-        self._began = perf_counter()
-        self._failures = 0
-        self._works = self._given_up = False
-
-    def end(self, outcomes: Outcomes) -> Outcomes:
-        """Count the batch, and mark its errors if it was given up."""
-        self._engine.note_batch(self._batch, perf_counter() - self._began)
-        slices, results, calls = outcomes
-        if self._given_up:
-            self._engine.paused = True  # at once; the run decides whether it stays
-            results = [
-                GivenUp(each)
-                if isinstance(each, BaseException) and type(each) is not WorkerClosed
-                else each
-                for each in results
-            ]
-        return slices, results, calls
-
-    def call(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function."""
-        self._engine.begin(self._worker)
-        try:
-            return self._rows(self._worker.call(*args, **kwargs))
-        except BaseException:
-            if self._engine.closed:  # perhaps the call was ended
-                raise WorkerClosed from None
-            raise
-
-    def _isolates(self, error: BaseException) -> bool:
-        """Return whether the halves of a failed part are tried."""
-        step = self._engine.step
-        if isinstance(error, WorkerClosed) or not step.isolate_errors:
-            return False
-        if self._searched or step.call_retry.is_service_fault(error):
-            return self._searched
-        self._failures += 1
-        if self._failures >= _FAILURES and not self._works:
-            self._given_up = True
-        return not self._given_up
-
-    def _rows(self, output: Any) -> Any:
-        """Return `output`; if it is a dict of several columns, return a dict for each row.
-
-        Raises:
-            BatchFunctionError: the columns are no lists of one length.
-        """
-        self._works = True
-        step = self._engine.step
-        names, are_items = step.outputs, isinstance(self._engine.collator, ItemCollator)
-        if len(names) < 2 or not are_items or not isinstance(output, Mapping):
-            return output
-        try:
-            rows = zip(*map(output.__getitem__, names), strict=True)
-            return [dict(zip(names, row, strict=True)) for row in rows]
-        except (KeyError, TypeError, ValueError):
-            raise BatchFunctionError(
-                f"{step.name} returned a dict; it must have a list for each of the columns "
-                f"{', '.join(names)}, all of one length"
-            ) from None
-
-
 class _FeaturesOfRow:
     """Parser of the features of one row, given as a list of one item."""
 
@@ -347,6 +315,25 @@ class _FeaturesOfRow:
                 f"the features of a row of the source must have one row, got {request.size}"
             )
         return request
+
+
+def _rows(output: Any, step: Step) -> Any:
+    """Return `output`; if it is a dict of several columns, return a dict for each row.
+
+    Raises:
+        BatchFunctionError: the columns are no lists of one length.
+    """
+    names = step.outputs
+    if len(names) < 2 or not isinstance(output, Mapping):
+        return output
+    try:
+        rows = zip(*map(output.__getitem__, names), strict=True)
+        return [dict(zip(names, row, strict=True)) for row in rows]
+    except (KeyError, TypeError, ValueError):
+        raise BatchFunctionError(
+            f"{step.name} returned a dict; it must have a list for each of the columns "
+            f"{', '.join(names)}, all of one length"
+        ) from None
 
 
 def time_limit_exceeded(step: Step) -> TimeLimitExceeded:

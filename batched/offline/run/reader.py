@@ -11,6 +11,7 @@ is a row with the key of an earlier row, and a row with a value that the result 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -38,8 +39,8 @@ class Reading:
     """The outcome of reading one window of the source."""
 
     size: int = 0  # rows in it
-    skipped: int = 0  # rows that are committed for all steps
-    recomputed: int = 0  # rows that were committed from another input
+    # rows as in `Snapshot`: skipped and recomputed
+    counts: Counter[str] = field(default_factory=Counter)
     rows: list[list[Row]] = field(default_factory=list)  # by the first step that they lack
     samples: list[tuple[Row, int]] = field(default_factory=list)  # each with a step it got through
     letters: list[Letter] = field(default_factory=list)  # rows that cannot be read
@@ -162,14 +163,14 @@ class Reader:
         for number, hashed in enumerate(row.inputs):
             commit = committed.get((row.key, number))
             edited = commit is not None and commit.input != hashed
-            found.recomputed += edited
+            found.counts["recomputed"] += edited
             if commit is None or edited or commit.status == "failed":
                 break
             if ended := commit.status == "filtered":
                 break
             have.append(commit)
         ended = ended or len(have) == len(row.inputs)
-        found.skipped += ended
+        found.counts["skipped"] += ended
         if ended and len(have) <= self._sampled:
             return
         for number, commit in enumerate(have):
@@ -177,8 +178,6 @@ class Reader:
                 found.samples.append((row.next(), number))
                 self._sampled += 1
             if plan.needed[number]:
-                assert commit.chunk is not None
-                assert commit.place is not None
                 columns = self._columns(commit.chunk)
                 for name in plan.needed[number]:
                     column = columns[plan.steps[number].outputs.index(name)]

@@ -117,7 +117,7 @@ class Room:
                 row = failures.pick(waiting)
                 if row is not None:
                     engine.paused = False
-                    self._give([row], None)
+                    self._give([row])
                 elif last and not self.out:
                     failures.give_up()
         return failures.moment(now)
@@ -128,32 +128,28 @@ class Room:
         rows = [waiting.popleft()]
         while waiting and len(rows) < most and waiting[0].searched is rows[0].searched:
             rows.append(waiting.popleft())
-        self._give(rows, SEARCHED if rows[0].searched else None)
+        self._give(rows)
 
-    def _give(self, rows: list[Row], owner: object) -> None:
+    def _give(self, rows: list[Row]) -> None:
         self.out += len(rows)
         if self._prepares is None:
-            self._prepare(rows, owner)
+            self._prepare(rows)
         else:
             self._preparing += len(rows)
-            self._prepares.submit(self._prepare, rows, owner)
+            self._prepares.submit(self._prepare, rows)
 
     def _note_prepared(self, rows: int) -> None:
         self._preparing -= rows
 
-    def _prepare(self, rows: list[Row], owner: object) -> None:
+    def _prepare(self, rows: list[Row]) -> None:
         """Make items of rows, and hand them to the engine."""
-        step, column = self.step, self._column
-        if step.route is None and step.preprocess is None and column is not None:
-            items = [row.values[column] for row in rows]
-            self.engine.submit(items, partial(self._end, rows), owner=owner)
-            return
+        owner = SEARCHED if rows[0].searched else None
         groups: dict[tuple[Any, ...], tuple[list[Row], list[Any]]] = {}  # by further arguments
         # here, Ctrl-C may end the run; a row thread must go on
         caught = Exception if self._prepares is None else BaseException
         for row in rows:
             try:
-                args, item = self._item(row)
+                args, item = self._item(row.values)
                 some, items = groups.setdefault(args, ([], []))
             except caught as error:
                 closed = isinstance(error, WorkerClosed)
@@ -166,17 +162,17 @@ class Room:
         if self._prepares is not None:
             self._post(partial(self._note_prepared, len(rows)))
 
-    def _item(self, row: Row) -> tuple[tuple[Any, ...], Any]:
+    def _item(self, values: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
         """Return the further arguments for a row that differ from row to row, and its item."""
         step = self.step
-        if self.engine.closed:
-            raise WorkerClosed
         if self._column is not None:
-            item = row.values[self._column]
+            item = values[self._column]
         else:
-            item = {name: row.values[name] for name in step.inputs}
+            item = {name: values[name] for name in step.inputs}
         args = () if step.route is None else (step.route(item),)
         if step.preprocess is not None:
+            if self.engine.closed:
+                raise WorkerClosed
             item = step.preprocess(item)
         elif self.engine.takes_features:
             import numpy

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import queue
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -69,8 +70,7 @@ class Run:
         self._progress = progress
         self._inbox = queue.SimpleQueue[Callable[[], object]]()
         engines = [  # before any thread starts: a step may be refused
-            engine_for(step, partial(self._post, self._take_fatal, step.name), ray)
-            for step in plan.steps
+            engine_for(step, partial(self._post, _raise), ray) for step in plan.steps
         ]
         self._reader = Reader(source, plan, progress, kept, partial(self._post, self._take_reading))
         needed = any(each.preprocess or each.postprocess or each.where for each in plan.steps)
@@ -84,7 +84,7 @@ class Run:
         self._max_open = sum([room.limit for room in self._rooms])
         self._awaits_window = False  # whether the reader reads a window
         self._more_to_read = True  # whether the source has rows that were not read
-        self.read = self.skipped = self.recomputed = self.unreadable = 0  # rows, as in `Snapshot`
+        self._counts = Counter(read=0, skipped=0, recomputed=0, unreadable=0)  # as in `Snapshot`
         self.tally = Tally(max_failed)
         self._began = self._watched = time.perf_counter()
 
@@ -110,7 +110,7 @@ class Run:
 
     def note_letters(self, letters: Sequence[Letter]) -> None:
         """Count dead letters: rows that cannot be read, or that the result cannot hold."""
-        self.unreadable += len(letters)
+        self._counts["unreadable"] += len(letters)
         for letter in letters:
             self.tally.note(letter.key, "", letter.error)
         self._check_budget()
@@ -128,20 +128,18 @@ class Run:
         return Snapshot(
             total=total,
             total_is_estimate=is_estimate,
-            read=self.read,
-            skipped=self.skipped,
-            recomputed=self.recomputed,
-            unreadable=self.unreadable,
+            **self._counts,
             seconds=time.perf_counter() - self._began,
             steps=tuple([room.counts() for room in self._rooms]),
             errors=dict(self.tally.errors),
             examples=dict(self.tally.examples),
+            stopped="",
         )
 
     def _total(self) -> tuple[int | None, bool]:
         """Return the number of rows of the source, if known, and whether it is an estimate."""
         if not self._more_to_read:
-            return self.read, False
+            return self._counts["read"], False
         if self._source.rows is not None:
             return self._source.rows, False
         return self._source.estimate_rows(), True
@@ -162,7 +160,7 @@ class Run:
     def _check_budget(self) -> None:
         """Raise RunStopped if more rows have failed than `max_failed` allows."""
         total, is_estimate = self._total()
-        self.tally.check(self.read, None if is_estimate else total)
+        self.tally.check(self._counts["read"], None if is_estimate else total)
 
     def _call_events(self, timeout: float) -> None:
         """Wait for an event, and call some that are there."""
@@ -190,9 +188,7 @@ class Run:
             # fewer rows in memory, but enough to keep all engines busy
             least = sum([room.least for room in self._rooms])
             self._max_open = min(self._max_open, max(2 * reading.size, least))
-        self.read += reading.size
-        self.skipped += reading.skipped
-        self.recomputed += reading.recomputed
+        self._counts.update(reading.counts, read=reading.size)
         if reading.letters:
             self._committer.submit(Commit(0, letters=reading.letters, notes=STALE))
             self.note_letters(reading.letters)
@@ -224,11 +220,6 @@ class Run:
         return max(0.0, due - time.perf_counter())
 
     # out of a step
-
-    def _take_fatal(self, name: str, error: BaseException) -> None:
-        """Raise the error of a worker that cannot be built."""
-        error.add_note(f"in step {name!r}")
-        raise error
 
     def _commit(self, room: Room) -> None:
         """Commit the rows that have ended in a step, and let good ones enter the next step."""
