@@ -180,17 +180,16 @@ class Engine:
         owner: object = None,
     ) -> None:
         """Compute `items`. `ended` gets places and outcomes as they come, on any thread."""
-        alone = len(items) == 1
         try:
-            if alone or not self.takes_features:
-                self._batcher.outcomes(items, ended, args, owner=owner)
-                return
+            if self.takes_features and len(items) > 1:
+                raise ValueError("features of several rows are several calls")
+            self._batcher.outcomes(items, ended, args, owner=owner)
         except BaseException as error:
-            if alone:
+            if len(items) == 1:
                 ended([0], [Unfit("preprocess", error)])
                 return
-        for place, item in enumerate(items):
-            self.submit([item], lambda _, out, place=place: ended([place], out), args, owner)  # type: ignore[misc]
+            for place, item in enumerate(items):
+                self.submit([item], lambda _, out, place=place: ended([place], out), args, owner)  # type: ignore[misc]
 
     def hold(self, *, holds: bool) -> None:
         """Hold batches that are not full, or let them leave."""

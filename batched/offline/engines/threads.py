@@ -72,8 +72,9 @@ class LoopWorker(Worker):
         limit = self.step.timeout_s if self.ready else None
 
         async def run() -> None:  # never raises: a loop does not survive all errors
+            timeout = asyncio.timeout(limit)
             try:
-                async with asyncio.timeout(limit) as timeout:
+                async with timeout:
                     done.set_result(await func(*args, **kwargs))
             except BaseException as error:
                 late = isinstance(error, TimeoutError) and timeout.expired()
