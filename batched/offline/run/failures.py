@@ -107,7 +107,7 @@ class Failures:
     def moment(self, now: float) -> float:
         """Return the next moment at which a row is due (s); infinite if an event comes first."""
         retry = self._retries[0][0] if self._retries else math.inf
-        return min(retry, self.trial_at if self.doubt and self.trial_at > now else math.inf)
+        return min(retry, self.trial_at if self.trial_at > now else math.inf)
 
     def take_due(self, now: float) -> list[Row]:
         """Remove and return the rows to be called again now."""
