@@ -39,7 +39,7 @@ class Predictor:
         weakref.finalize(self, self._engine.close)
         self._lock = threading.Lock()  # held while rows are computed
         self._engine.build()
-        self._room = Room(0, self._step, self._engine, self._inbox.put, None)
+        self._room = Room(0, self._engine, self._inbox.put, None)
 
     def rows(self, rows: Sequence[Mapping[str, Any]]) -> list[Any | BaseException]:
         """Return the result of each row, or the exception in its place.
@@ -53,9 +53,9 @@ class Predictor:
             except BaseException:  # rows are left in the room, or on their way to it
                 before = self._room.failures
                 self._inbox = queue.SimpleQueue()
-                self._room = Room(0, self._step, self._engine, self._inbox.put, None)
+                self._room = Room(0, self._engine, self._inbox.put, None)
                 after = self._room.failures
-                after.probe, after.alone = before.probe, before.alone
+                after.probe, after.failed = before.probe, before.failed
                 raise
 
     def _compute(self, rows: Sequence[Row]) -> list[Any]:
@@ -64,17 +64,17 @@ class Predictor:
         results: dict[int, Any] = {}
         room.enter(rows)
         while room.open:
-            room.feed(time.perf_counter(), more=False, stuck=False)
+            moment = room.feed(time.perf_counter(), more=False, stuck=False)
             done, room.done = room.done, []
-            dead = room.take_dead()
+            dead, room.failures.dead = room.failures.dead, []
             results.update((row.number, row.result) for row in done)
             results.update((row.number, error) for row, _, error in dead)
             if done and room.failures.probe is None:
-                room.failures.probe = done[0].copy()
+                room.failures.probe = done[0].next()
             room.note_ended(ok=len(done), failed=len(dead))
             room.check()
             if room.open and not done and not dead:
-                wait = max(0.0, min(1.0, room.moment - time.perf_counter()))
+                wait = max(0.0, min(1.0, moment - time.perf_counter()))
                 try:
                     self._inbox.get(timeout=wait)()
                 except queue.Empty:

@@ -20,7 +20,7 @@ from typing import Any
 from batched.offline import Step
 from batched.offline.engines import engine_for
 from batched.offline.engines.cluster import Ray
-from batched.offline.engines.engine import ISOLATING, Failed, WorkerClosed
+from batched.offline.engines.engine import SEARCHED, GivenUp, WorkerClosed
 
 SOON = 30.0
 """Longest wait for an event that comes at once (s)."""
@@ -134,13 +134,13 @@ class Submitter:
         def ended(places: list[int], outcomes: list[Any]) -> None:
             with lock:
                 for place, each in zip(places, outcomes, strict=True):
-                    found[place] = each.error if isinstance(each, Failed) else each
+                    found[place] = each.error if isinstance(each, GivenUp) else each
                 results = [found[place] for place in sorted(found)]
                 if len(found) == len(rows) and WorkerClosed not in map(type, results):
                     self.outcomes.put(Outcome(results))
 
-        self.engine.trials_only = False
-        self.engine.submit([*rows], ended, args, ISOLATING if isolating else None)
+        self.engine.paused = False
+        self.engine.submit([*rows], ended, args, SEARCHED if isolating else None)
 
 
 @contextmanager

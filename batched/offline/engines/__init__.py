@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from ..step import Step
 from .cluster import Ray
 from .engine import Engine, Worker
 from .function import pickle_step
 from .processes import ProcessWorker
-from .ray import ActorPool
-from .threads import LocalWorker
+from .ray import Actors, ActorWorker, join
+from .threads import LocalWorker, LoopWorker
 
 __all__ = ["Engine", "engine_for"]
 
@@ -26,13 +26,16 @@ def engine_for(
     Raises:
         TypeError: the function cannot be sent to a process.
         ValueError: this system cannot run the function in processes.
+        ConnectionError: there is no Ray at its address.
     """
+    workers: list[Worker]
     count = step.workers or 1
-    workers: Sequence[Worker]
     if step.is_coroutine:
-        workers = [LocalWorker(step)]
+        workers = [LoopWorker(step)] * count
     elif ray is not None:
-        workers, count = [ActorPool(step, ray)], count * ray.max_in_flight
+        join(ray)
+        actors = Actors(step)
+        workers = [ActorWorker(step, ray, actors) for _ in range(count)]
     elif not step.processes:
         workers = [LocalWorker(step) for _ in range(count)]
     elif sys.platform == "win32":

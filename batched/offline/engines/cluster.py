@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..._core.checks import check_whole
 from ..._installation import needs
 from ..checks import check_amount
 
@@ -36,14 +35,11 @@ class Ray:
     """Runtime environment of the actors, as Ray takes it: packages, files, variables."""
     startup_timeout_s: float = 300
     """Longest time in which a step has no actor (s)."""
-    max_in_flight: int = 2
-    """Batches sent to an actor and not yet answered; at least 1."""
 
     def __post_init__(self) -> None:
         amounts = {"num_cpus": self.num_cpus, "num_gpus": self.num_gpus, **self.resources}
         for name, value in {**amounts, "startup_timeout_s": self.startup_timeout_s}.items():
             check_amount(f"Ray: {name}", value)
-        check_whole("Ray: max_in_flight", self.max_in_flight)
         import_ray()
 
 

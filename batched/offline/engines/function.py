@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -28,7 +28,7 @@ def build(step: Step) -> Callable[..., Any]:
         built: Any = func(*args, **kwargs)
         return built  # type: ignore[no-any-return]  # `Step` has checked that it is callable
     if in_steps(step.fn):
-        return _ListFunction(step)
+        return _in_steps(step)
     return lambda *items, **features: func(*items, *args, **features, **kwargs)
 
 
@@ -58,47 +58,15 @@ def pickle_step(step: Step) -> bytes:
     return data
 
 
-class _ListFunction:
-    """A function that works in steps, called with a list of items."""
-
-    def __init__(self, step: Step) -> None:
-        self._step = step
-        self._func = unwrap(step.fn)
-        self._options = step.function_options
-        policy = self._options.policy
-        self._capacity = Capacity(policy.batch_size, policy.max_batch_tokens)
-
-    def __call__(self, items: list[Any], *args: Any) -> Any:
-        """Return the results, or an awaitable of them."""
-        step, length = self._step, self._options.item_length
-        lengths = None if length is None else validate_lengths(step.name, list(map(length, items)))
-        source = _ListSource(items, self._capacity, lengths)
-        ends_task = never if step.is_coroutine else None
-        run = run_steps(
-            lambda rows: self._func(rows, *args, *step.args, **step.kwargs),
-            source,
-            step.name,
-            is_out_of_memory,
-            ends_task,
-        )
-        if step.is_coroutine:
-            return _results(run, source)
-        finish_now(run)
-        return source.results
-
-
-async def _results(run: Coroutine[Any, Any, None], source: _ListSource) -> list[Any]:
-    await run
-    return source.results
-
-
-class _ListSource:
-    """Rows of a list of items, without callers. `results` has the outcomes in their order.
+class _Rows:
+    """Rows of one list of items, without callers. `results` has the outcomes in their order.
 
     A failed row has its exception there. An error that the function raises is raised.
     """
 
-    def __init__(self, items: list[Any], capacity: Capacity, lengths: list[int] | None) -> None:
+    def __init__(self, step: Step, items: list[Any], capacity: Capacity) -> None:
+        length = step.function_options.item_length
+        lengths = None if length is None else validate_lengths(step.name, list(map(length, items)))
         request = Request(items, len(items), None, waker=self, listed=True, lengths=lengths)
         self.capacity = capacity
         self.again: deque[AnyRow] = deque(
@@ -126,8 +94,27 @@ class _ListSource:
     def stepped(self, _: int) -> None:
         """Do nothing: steps are not counted."""
 
-    def too_big(self, _: int) -> None:
-        """Do nothing: `capacity` knows."""
+    too_big = stepped  # `capacity` knows
 
     def stall(self) -> None:
         """Do nothing: a run shows its progress."""
+
+
+def _in_steps(step: Step) -> Callable[..., Any]:
+    """Return a function that takes a list, from one that works in steps."""
+    func, policy = unwrap(step.fn), step.function_options.policy
+    capacity = Capacity(policy.batch_size, policy.max_batch_tokens)
+
+    async def run(items: list[Any], *args: Any) -> list[Any]:
+        rows = _Rows(step, items, capacity)
+        ends_task = never if step.is_coroutine else None
+        await run_steps(
+            lambda live: func(live, *args, *step.args, **step.kwargs),
+            rows,
+            step.name,
+            is_out_of_memory,
+            ends_task,
+        )
+        return rows.results
+
+    return run if step.is_coroutine else lambda *args: finish_now(run(*args))

@@ -39,14 +39,13 @@ class ProcessWorker(Worker):
         self._payload = payload  # a pickled `Step`
         self._client: Client | None = None
 
-    def start(self) -> bool:
+    def start(self) -> None:
         """Start a process that builds the function."""
         self.close()
         self._client = Client(Server.__module__, f"Server({self.step.name!r}).answer")
         if self.closing.is_set():  # and perhaps `kill` came too early
             raise WorkerClosed
         self.call(self._payload)
-        return True
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Return the output of the function in the process."""
@@ -60,17 +59,14 @@ class ProcessWorker(Worker):
                 client.process.kill()
                 raise time_limit_exceeded(self.step) from None
             how = client.close()
-            if self.closing.is_set():
-                raise WorkerClosed from None
             kind = WorkerKilled if how == KILLED else WorkerDied
             raise kind(f"the process of {self.step.name} {how}") from None
         return value_of(*answer)
 
-    def kill(self) -> bool:
+    def kill(self) -> None:
         """End the process, with the call that runs."""
         if self._client:
             self._client.process.kill()
-        return True
 
     def close(self) -> None:
         """Let the process end."""

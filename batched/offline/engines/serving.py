@@ -19,10 +19,14 @@ from .function import build
 
 
 class Server:
-    """Function of a step. The first call builds it from a pickled `Step`."""
+    """Function of a step. The first call builds it from a pickled `Step`.
 
-    def __init__(self, name: str) -> None:
+    Buffers of fewer than `least` bytes are in the pickle of their message.
+    """
+
+    def __init__(self, name: str, least: float = LARGE) -> None:
         self._name = name
+        self._least = least
         self._call: Callable[..., Any] = self._build
         self._on: tuple[type[BaseException], ...] = ()
 
@@ -37,8 +41,8 @@ class Server:
         self._on = step.retry.on
         self._call = build(step)
 
-    def answer(self, message: frames.Message, least: float = LARGE) -> Answer:
-        """Return the answer to a call. Buffers of fewer than `least` bytes are in its pickle.
+    def answer(self, message: frames.Message) -> Answer:
+        """Return the answer to a call.
 
         The error of a service crosses as a `RemoteError`, since details of it may be lost.
         """
@@ -50,7 +54,7 @@ class Server:
                     to_remote(row, self._on) if isinstance(row, BaseException) else row
                     for row in output
                 ]
-            return frames.RESULT, pickled(output, least)
+            return frames.RESULT, pickled(output, self._least)
         except BaseException as error:
             remote = to_remote(error, self._on)
             answer = frames.error_message(remote if remote.is_service else error)

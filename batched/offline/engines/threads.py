@@ -1,25 +1,85 @@
-"""Workers in this process: the function in the thread, or on the loop, that calls it."""
+"""Workers in this process: the function in the thread that calls it, or on a loop."""
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any, Final
 
-from .engine import Worker
+from ..._runtime.timer_thread import daemon_thread
+from .engine import Worker, time_limit_exceeded
 from .function import build
+
+_CANCEL_S: Final = 10.0
+"""Longest wait for coroutines that were cancelled (s)."""
 
 
 class LocalWorker(Worker):
     """The function where it is called."""
 
-    def start(self) -> bool:
+    def start(self) -> None:
         """Build the function."""
         self._func = build(self.step)
-        return True
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the output of the function, or for a coroutine function an awaitable of it."""
+        """Return the output of the function."""
         return self._func(*args, **kwargs)
 
     def close(self) -> None:
         """Drop the function, with its model."""
         vars(self).pop("_func", None)
+
+
+class LoopWorker(Worker):
+    """A coroutine function on a loop of its own, which all threads of the engine share."""
+
+    _loop: asyncio.AbstractEventLoop | None = None
+
+    def start(self) -> None:
+        """Build the function on the loop."""
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._thread = daemon_thread(f"{self.step.name}-loop", self._serve, self._loop)
+            self._thread.start()
+
+        async def make() -> Callable[..., Any]:
+            return build(self.step)
+
+        self._func = self._wait(make)
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the output of the function."""
+        return self._wait(self._func, *args, **kwargs)
+
+    def kill(self) -> None:
+        """Cancel what runs, and end the loop."""
+        if self._loop is not None:
+            with suppress(RuntimeError):  # it is closed, or this is its thread
+                self._loop.call_soon_threadsafe(self._loop.stop)
+                self._thread.join(_CANCEL_S)
+
+    close = kill
+
+    def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
+        with asyncio.Runner(loop_factory=lambda: loop):  # which cancels what is left in the end
+            loop.run_forever()
+
+    def _wait(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Return what a coroutine function returns on the loop."""
+        done = Future[Any]()
+        limit = self.step.timeout_s if self.ready else None
+
+        async def run() -> None:  # never raises: a loop does not survive all errors
+            timeout = asyncio.timeout(limit)
+            try:
+                async with timeout:
+                    done.set_result(await func(*args, **kwargs))
+            except BaseException as error:
+                late = isinstance(error, TimeoutError) and timeout.expired()
+                done.set_exception(time_limit_exceeded(self.step) if late else error)
+
+        assert self._loop
+        asyncio.run_coroutine_threadsafe(run(), self._loop)
+        return done.result()

@@ -11,13 +11,13 @@ is a row with the key of an earlier row, and a row with a value that the result 
 
 from __future__ import annotations
 
-import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final
 
-from ..engines.row_threads import join
+from ..engines.row_threads import RowThreads
 from ..failures import letter_text
 from ..identity.inputs import hash_inputs
 from ..progress.commit import Committed, Letter
@@ -39,8 +39,8 @@ class Reading:
     """The outcome of reading one window of the source."""
 
     size: int = 0  # rows in it
-    skipped: int = 0  # rows that are committed for all steps
-    recomputed: int = 0  # rows that were committed from another input
+    # rows as in `Snapshot`: skipped and recomputed
+    counts: Counter[str] = field(default_factory=Counter)
     rows: list[list[Row]] = field(default_factory=list)  # by the first step that they lack
     samples: list[tuple[Row, int]] = field(default_factory=list)  # each with a step it got through
     letters: list[Letter] = field(default_factory=list)  # rows that cannot be read
@@ -90,51 +90,36 @@ class Reader:
         self._sampled = 0  # steps of which a sample was found
         self._first = progress.is_empty  # so that nothing need be looked up
         self._tell = tell
-        self._asked = threading.Semaphore(0)
-        self._closed = False
-        self._thread = threading.Thread(target=self._run, name="batched-reader", daemon=True)
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
+        self._readings = self._read()
+        self._thread = RowThreads(1, "reader")
 
     def ask(self) -> None:
         """Request one more window."""
-        self._asked.release()
+        self._thread.submit(self._tell_next)
 
     def close(self, deadline: float) -> None:
         """End the thread, or leave it if its source has not answered by then (s)."""
-        self._closed = True
-        self._asked.release()
-        join([self._thread], deadline)
+        self._thread.close(deadline)
 
-    def _run(self) -> None:
+    def _tell_next(self) -> None:
         try:
-            for reading in self._readings():
-                self._tell(reading)
-                if self._closed:
-                    return
+            reading = next(self._readings)
         except BaseException as error:
-            self._tell(Reading(last=True, error=error))
+            reading = Reading(last=True, error=error)
+        self._tell(reading)
 
-    def _readings(self) -> Iterator[Reading]:
+    def _read(self) -> Iterator[Reading]:
         rows = 0
         plan, kept = self._plan, self._kept
         # Arrow sources know the types of columns that nobody reads
         columns: list[str] | None = plan.columns
         if self._source.schema is None:
             columns = None if kept.names is None else [*plan.columns, *kept.names]
-        windows = self._source.windows(columns, WINDOW, required=plan.columns)
-        while True:
-            self._asked.acquire()
-            window = None if self._closed else next(windows, None)
-            if window is None:
-                break
+        for window in self._source.windows(columns, WINDOW, required=plan.columns):
             yield self._find(window)
             rows = window.first + window.size
-        if not self._closed:
-            self._progress.order.end(rows)
-            yield Reading(last=True)
+        self._progress.order.end(rows)
+        yield Reading(last=True)
 
     def _find(self, window: Window) -> Reading:
         """Return the rows of a window by the steps that they lack."""
@@ -178,23 +163,21 @@ class Reader:
         for number, hashed in enumerate(row.inputs):
             commit = committed.get((row.key, number))
             edited = commit is not None and commit.input != hashed
-            found.recomputed += edited
+            found.counts["recomputed"] += edited
             if commit is None or edited or commit.status == "failed":
                 break
             if ended := commit.status == "filtered":
                 break
             have.append(commit)
         ended = ended or len(have) == len(row.inputs)
-        found.skipped += ended
+        found.counts["skipped"] += ended
         if ended and len(have) <= self._sampled:
             return
         for number, commit in enumerate(have):
             if number == self._sampled:
-                found.samples.append((row.copy(), number))
+                found.samples.append((row.next(), number))
                 self._sampled += 1
             if plan.needed[number]:
-                assert commit.chunk is not None
-                assert commit.place is not None
                 columns = self._columns(commit.chunk)
                 for name in plan.needed[number]:
                     column = columns[plan.steps[number].outputs.index(name)]

@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import queue
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
-import orjson
-
-from ..._services.failures import error_text
 from ...errors import RunStopped
 from ..engines import engine_for
 from ..engines.cluster import Ray
@@ -28,12 +26,13 @@ from ..failures import letter_text
 from ..progress.commit import Commit, Letter
 from ..progress.committer import Committer
 from ..progress.store import Progress
-from ..report import DeadLetter, Snapshot
+from ..report import Snapshot
 from ..sources.base import Source
+from .failures import text_of
 from .interrupts import interrupts
 from .plan import Plan
 from .reader import WINDOW, Kept, Reader, Reading
-from .room import FILTERED, Dead, Room
+from .room import FILTERED, Room
 from .tally import Tally
 
 TICK: Final = 0.25
@@ -46,6 +45,8 @@ function share chunks and transactions.
 """
 COMMIT_ROWS: Final = 2048
 """Results of a step that are committed without a wait for `COMMIT_S`."""
+STALE: Final = {"merged": None}
+"""Note with each commit: from then on, the result at the destination is out of date."""
 GRACE: Final = 10.0
 """Time that all steps have, at the end of a run, to end their running calls (s)."""
 
@@ -68,29 +69,23 @@ class Run:
         self._source = source
         self._progress = progress
         self._inbox = queue.SimpleQueue[Callable[[], object]]()
+        engines = [  # before any thread starts: a step may be refused
+            engine_for(step, partial(self._post, _raise), ray) for step in plan.steps
+        ]
         self._reader = Reader(source, plan, progress, kept, partial(self._post, self._take_reading))
         needed = any(each.preprocess or each.postprocess or each.where for each in plan.steps)
-        self._row_threads = RowThreads(row_threads if needed else 0, "batched-rows")
+        self._row_threads = RowThreads(row_threads if needed else 0, "rows")
         self._rooms = [
-            Room(
-                number,
-                step,
-                engine_for(step, partial(self._post, self._take_fatal, step.name), ray),
-                self._inbox.put,
-                self._row_threads,
-            )
-            for number, step in enumerate(plan.steps)
+            Room(number, engine, self._inbox.put, self._row_threads)
+            for number, engine in enumerate(engines)
         ]
-        self._begun = False  # whether any engine has got rows
         self._watch = watch
         # rows that may be open: read, and not ended
         self._max_open = sum([room.limit for room in self._rooms])
         self._awaits_window = False  # whether the reader reads a window
         self._more_to_read = True  # whether the source has rows that were not read
-        self.read = self.skipped = self.recomputed = self.unreadable = 0  # rows, as in `Snapshot`
+        self._counts = Counter(read=0, skipped=0, recomputed=0, unreadable=0)  # as in `Snapshot`
         self.tally = Tally(max_failed)
-        # notes of the first commit: from then on, the result at the destination is out of date
-        self._notes: dict[str, Any] = {"merged": None}
         self._began = self._watched = time.perf_counter()
 
     def execute(self) -> None:
@@ -109,23 +104,22 @@ class Run:
                 ends.callback(room.engine.close)
             ends.callback(self._finish_running)
             ends.enter_context(interrupts(self._inbox.put, GRACE))
-            self._reader.start()
-            self._loop()
+            while self._more_to_read or self._open():
+                self._call_events(self._dispatch())
+                self._check()
 
     def note_letters(self, letters: Sequence[Letter]) -> None:
         """Count dead letters: rows that cannot be read, or that the result cannot hold."""
-        self.unreadable += len(letters)
+        self._counts["unreadable"] += len(letters)
         for letter in letters:
-            dead: Any = {"key": letter.key, "step": "", "attempts": 0, **orjson.loads(letter.error)}
-            self.tally.note(dead)
+            self.tally.note(letter.key, "", letter.error)
         self._check_budget()
 
     def check_results(self) -> None:
         """Stop the run if all computed rows have failed, and no other row has a result."""
-        last = self._rooms[-1]
-        filtered = sum([room.filtered for room in self._rooms])
-        if self.tally.failed and not (self.skipped or last.ok or filtered):
-            why = f"none of the {self.read:,} rows has a result: {self.tally}"
+        seen = self.snapshot()
+        if self.tally.failed and not (seen.skipped or seen.ok or seen.filtered):
+            why = f"none of the {seen.read:,} rows has a result: {self.tally}"
             raise RunStopped(why) from self.tally.last_error
 
     def snapshot(self) -> Snapshot:
@@ -134,52 +128,51 @@ class Run:
         return Snapshot(
             total=total,
             total_is_estimate=is_estimate,
-            read=self.read,
-            skipped=self.skipped,
-            recomputed=self.recomputed,
-            unreadable=self.unreadable,
+            **self._counts,
             seconds=time.perf_counter() - self._began,
             steps=tuple([room.counts() for room in self._rooms]),
             errors=dict(self.tally.errors),
             examples=dict(self.tally.examples),
+            stopped="",
         )
 
     def _total(self) -> tuple[int | None, bool]:
         """Return the number of rows of the source, if known, and whether it is an estimate."""
-        source = self._source
-        if not self._more_to_read or source.rows is not None:
-            return (source.rows if self._more_to_read else self.read), False
-        return source.estimate_rows(), True
+        if not self._more_to_read:
+            return self._counts["read"], False
+        if self._source.rows is not None:
+            return self._source.rows, False
+        return self._source.estimate_rows(), True
 
-    def _loop(self) -> None:
-        while True:
-            self._check_budget()
-            for room in self._rooms:
-                room.check()
-            open_rows = sum([room.open for room in self._rooms])
-            if self._more_to_read and not self._awaits_window and open_rows < self._max_open:
-                self._awaits_window = True
-                self._reader.ask()
-            if not self._more_to_read and not open_rows:
+    def _open(self) -> int:
+        return sum([room.open for room in self._rooms])
+
+    def _check(self) -> None:
+        """Stop the run if it is to end, and show how far it has come."""
+        self._check_budget()
+        for room in self._rooms:
+            room.check()
+        now = time.perf_counter()
+        if now - self._watched >= TICK:
+            self._watched = now
+            self._watch(self.snapshot())
+
+    def _check_budget(self) -> None:
+        """Raise RunStopped if more rows have failed than `max_failed` allows."""
+        total, is_estimate = self._total()
+        self.tally.check(self._counts["read"], None if is_estimate else total)
+
+    def _call_events(self, timeout: float) -> None:
+        """Wait for an event, and call some that are there."""
+        for _ in range(EVENTS):
+            try:
+                event = self._inbox.get(timeout=timeout)
+            except queue.Empty:
                 return
-            event = self._next_event(self._dispatch())
-            left = EVENTS
-            while event is not None:
-                event()
-                left -= 1
-                event = self._next_event(0.0) if left else None
-            now = time.perf_counter()
-            if now - self._watched >= TICK:
-                self._watched = now
-                self._watch(self.snapshot())
+            event()
+            timeout = 0.0
 
-    def _next_event(self, timeout: float) -> Callable[[], object] | None:
-        try:
-            return self._inbox.get(timeout=timeout)
-        except queue.Empty:
-            return None
-
-    def _post(self, method: Callable[..., object], *arguments: Any) -> None:
+    def _post(self, method: Callable[..., object], *arguments: object) -> None:
         """Have the thread of the run call `method`."""
         self._inbox.put(partial(method, *arguments))
 
@@ -195,124 +188,82 @@ class Run:
             # fewer rows in memory, but enough to keep all engines busy
             least = sum([room.least for room in self._rooms])
             self._max_open = min(self._max_open, max(2 * reading.size, least))
-        self.read += reading.size
-        self.skipped += reading.skipped
-        self.recomputed += reading.recomputed
+        self._counts.update(reading.counts, read=reading.size)
         if reading.letters:
-            self._committer.submit(Commit(0, letters=reading.letters))
+            self._committer.submit(Commit(0, letters=reading.letters, notes=STALE))
             self.note_letters(reading.letters)
         for row, number in reading.samples:
             self._rooms[number].failures.probe = row
-        for number, rows in enumerate(reading.rows):
-            if rows:
-                self._rooms[number].enter(rows)
+        for room, rows in zip(self._rooms, reading.rows, strict=False):
+            room.enter(rows)
 
     def _dispatch(self) -> float:
-        """Send the batches and commits that are due. Return the time to the next (s)."""
-        wait = TICK
+        """Ask for rows, send batches and commits that are due. Return the time to the next (s)."""
+        if self._more_to_read and not self._awaits_window and self._open() < self._max_open:
+            self._awaits_window = True
+            self._reader.ask()
         # nothing runs and nothing is read: no batch will get more rows, so all must leave
         stuck = not (self._awaits_window or any(room.busy for room in self._rooms))
         more = self._more_to_read  # whether more rows may come to the next room
+        due = time.perf_counter() + TICK
         for room in self._rooms:
             now = time.perf_counter()
             if room.open:
-                if room.waiting and not self._begun:  # late: nothing may have to be computed
-                    self._begun = True
-                    for each in self._rooms:  # before one takes all of a cluster
-                        each.engine.workers[0].reserve()
-                room.feed(now, more=more, stuck=stuck)
-                wait = min(wait, room.moment - now)
-            if dead := room.take_dead():
-                self._commit_dead(room, dead)
-                wait = 0.0  # these rows have ended: the loop checks whether the run has
-            if len(room.done) >= COMMIT_ROWS:
-                self._commit(room)
-            elif room.done:
-                left = room.committed + COMMIT_S - now
-                wait = min(wait, left)
-                if left <= 0:
+                due = min(due, room.feed(now, more=more, stuck=stuck))
+            if room.done or room.failures.dead:
+                is_full = len(room.done) >= COMMIT_ROWS
+                moment = now if is_full else room.committed + COMMIT_S
+                due = min(due, moment)
+                if moment <= now:
                     self._commit(room)
             more = more or room.open > 0
-        return max(0.0, wait)
+        return max(0.0, due - time.perf_counter())
 
     # out of a step
 
-    def _take_fatal(self, name: str, error: BaseException) -> None:
-        """Raise the error of a worker that cannot be built."""
-        error.add_note(f"in step {name!r}")
-        raise error
-
     def _commit(self, room: Room) -> None:
-        """Commit the results of a step, and let their rows enter the next step."""
-        number, done, room.done = room.number, room.done, []
+        """Commit the rows that have ended in a step, and let good ones enter the next step."""
+        number, failures = room.number, room.failures
+        done, room.done = room.done, []
+        dead, failures.dead = failures.dead, []
+        if not (done or dead):
+            return
         room.committed = time.perf_counter()
         filtered = [row for row in done if row.result is FILTERED]
         good = [row for row in done if row.result is not FILTERED] if filtered else done
         values = room.columns.read([row.result for row in good])
         rows = [good[place] for place in values.places]
+        dead += [(good[place], "output", why) for place, why in values.misfits.items()]
         for row in done:
             row.result = None
-        self._submit(
+        room.note_ended(ok=len(rows), filtered=len(filtered), failed=len(dead))
+        room.note_kinds(values)
+        outside = [error for _, phase, error in dead if phase != "inference"]
+        failures.note_outside(outside, worked=bool(rows or filtered))
+        failed = []
+        for row, phase, error in dead:
+            letter = letter_text(phase, *text_of(error), row.attempts)
+            failed.append((row.key, row.inputs[number], letter))
+            self.tally.note(row.key, room.step.name, letter, error)
+        self._committer.submit(
             Commit(
                 number,
                 [(row.key, row.inputs[number]) for row in rows],
-                values,
-                filtered=[(row.key, row.inputs[number]) for row in filtered],
+                values if rows else None,
+                failed,
+                [(row.key, row.inputs[number]) for row in filtered],
+                notes=STALE,
             )
         )
-        room.note_ended(ok=len(rows), filtered=len(filtered))
-        room.note_kinds(values)
-        if rows and room.failures.probe is None:
-            # a copy, because a later step may replace a value of the row
-            room.failures.probe = rows[0].copy()
-        self._commit_dead(
-            room, [(good[place], "output", why) for place, why in values.misfits.items()]
-        )
+        if rows and failures.probe is None:
+            failures.probe = rows[0]
         if rows and number + 1 < len(self._rooms):
+            rows = [row.next() for row in rows]
             columns = dict(zip(room.columns.names, values.columns, strict=True))
             for name in self._plan.needed[number]:
                 for row, value in zip(rows, columns[name], strict=True):
                     row.values[name] = value
-            for row in rows:
-                row.start_step()
             self._rooms[number + 1].enter(rows)
-
-    def _commit_dead(self, room: Room, dead: Sequence[Dead]) -> None:
-        """Commit rows that have failed for good, as dead letters."""
-        if not dead:
-            return
-        failed = []
-        for row, phase, error in dead:
-            cause = error if isinstance(error, BaseException) else None
-            text, lines = error_text(error) if isinstance(error, BaseException) else (error, "")
-            letter = letter_text(phase, text, lines, row.attempts)
-            failed.append((row.key, row.inputs[room.number], letter))
-            self.tally.note(
-                DeadLetter(
-                    key=row.key,
-                    step=room.step.name,
-                    phase=phase,
-                    error=text,
-                    attempts=row.attempts,
-                    traceback=lines,
-                ),
-                cause,
-            )
-            if phase != "inference":
-                room.note_useless(text, cause)
-        self._submit(Commit(room.number, failed=failed))
-        room.note_ended(failed=len(failed))
-
-    def _submit(self, commit: Commit) -> None:
-        """Queue a commit, the first one with the notes."""
-        commit.notes = self._notes
-        self._committer.submit(commit)
-        self._notes = {}  # last: if Ctrl-C interrupts `submit`, the next commit has the notes
-
-    def _check_budget(self) -> None:
-        """Raise RunStopped if more rows have failed than `max_failed` allows."""
-        total, is_estimate = self._total()
-        self.tally.check(self.read, None if is_estimate else total)
 
     # the end
 
@@ -322,10 +273,9 @@ class Run:
         for room in self._rooms:
             room.engine.stop()
         try:
-            while any(room.runs for room in self._rooms) and (
-                event := self._next_event(max(0.0, deadline - time.perf_counter()))
-            ):
-                self._call(event)
+            while any(room.out for room in self._rooms) and time.perf_counter() < deadline:
+                with suppress(Exception):  # the run has ended for another reason
+                    self._call_events(deadline - time.perf_counter())
         except KeyboardInterrupt:  # the second one
             deadline = 0.0
             raise
@@ -335,17 +285,11 @@ class Run:
 
     def _save_rest(self) -> None:
         """Commit the results that exist at the end of the run."""
-        while event := self._next_event(0.0):
-            self._call(event)
+        while not self._inbox.empty():
+            with suppress(Exception, KeyboardInterrupt):
+                self._call_events(0.0)
         for room in self._rooms:
-            if dead := room.take_dead():
-                self._commit_dead(room, dead)
-            if room.done:
-                self._commit(room)
-
-    def _call(self, event: Callable[[], object]) -> None:
-        with suppress(Exception, KeyboardInterrupt):  # the run has ended for another reason
-            event()
+            self._commit(room)
 
 
 def _raise(error: BaseException) -> None:

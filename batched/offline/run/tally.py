@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Final
+from typing import Any, Final
+
+import orjson
 
 from ...errors import RunStopped
 from ..report import DeadLetter, error_type
+from ..sources.keys import Key
 
 FEW: Final = 10
 """Failed rows that a share of all must allow before it is judged, while rows are still read."""
@@ -22,10 +25,12 @@ class Tally:
         self.failed = 0  # rows
         self.last_error: BaseException | None = None
 
-    def note(self, letter: DeadLetter, error: BaseException | None = None) -> None:
-        """Count a dead letter. `error`: its cause, if that is an exception of this run."""
+    def note(self, key: Key | None, step: str, text: str, error: BaseException | str = "") -> None:
+        """Count a dead letter. `text`: its JSON; `error`: its cause, if that is an exception."""
+        letter: Any = {"key": key, "step": step, **orjson.loads(text)}
         self.failed += 1
-        self.last_error = error or self.last_error
+        if isinstance(error, BaseException):
+            self.last_error = error
         kind = error_type(letter["phase"], letter["error"])
         self.errors[kind] += 1
         self.examples.setdefault(kind, letter)

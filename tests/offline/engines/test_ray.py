@@ -122,20 +122,17 @@ RAY = offline.Ray()
 
 
 @pytest.mark.slow
-def test_actors_that_die_while_they_have_nothing_to_do_cost_no_row(
+def test_an_actor_that_dies_while_it_has_nothing_to_do_is_replaced(
     cluster: Any, tmp_path: Path
 ) -> None:
-    log, pause = tmp_path / "log", threading.Event()
-    with running(ray_steps.Shout, RAY, args=(str(log),), workers=CPUS) as (submitter, _):
-        assert submitter.engine.slots == 2 * CPUS
+    log = tmp_path / "log"
+    with running(ray_steps.Shout, RAY, args=(str(log),), batch_size=2) as (submitter, _):
         assert ask(submitter, [{"id": 0, "text": "first"}]) == ["FIRST"]
-        while len(built := [each for each in ray_steps.notes(log) if each[0] == "built"]) < CPUS:
-            pause.wait(0.01)
-        for _, pid in built:
-            os.kill(int(pid), signal.SIGKILL)
+        ((_, pid),) = [each for each in ray_steps.notes(log) if each[0] == "built"]
+        os.kill(int(pid), signal.SIGKILL)
         large = "x" * 200_000  # which Ray stores first
-        batches = [[{"id": 1, "text": text}] for text in ("a", large)]
-        assert ask(submitter, *batches) == ["A", large.upper()]
+        batch = [{"id": number, "text": text} for number, text in enumerate(("a", large))]
+        assert ask(submitter, batch) == ["A", large.upper()]
 
 
 @pytest.mark.slow
@@ -178,7 +175,7 @@ def test_a_new_node_is_used_and_a_lost_node_costs_only_calls_in_flight(
     assert (report.ok, report.failed) == (4000, 0)
     assert sizes[0] < 4000, "in the middle of the run"
     seen = Counter(key for each in ray_steps.notes(log) if each[0] == "rows" for key in each[2:])
-    assert sum(count > 1 for count in seen.values()) <= CPUS * 2 * 16, "two calls of each actor"
+    assert sum(count > 1 for count in seen.values()) <= CPUS * 16, "one call of each actor"
 
 
 def test_a_run_goes_on_with_another_engine(cluster: Any, tmp_path: Path) -> None:
@@ -189,50 +186,19 @@ def test_a_run_goes_on_with_another_engine(cluster: Any, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_a_cluster_without_room_for_an_actor_of_each_step_is_refused_in_one_sentence(
+def test_a_cluster_without_room_for_an_actor_is_refused_in_one_sentence(
     cluster: Any, tmp_path: Path
 ) -> None:
     engine = offline.Ray(num_cpus=64, num_gpus=0.5, startup_timeout_s=1)
     step = offline.Step(ray_steps.Shout, args=("log",), input=["id", "text"], output="loud")
-    with pytest.raises(TimeoutError) as refused:
+    with pytest.raises(RuntimeError) as refused:
         run(offline.Pipeline(step), rows(10), tmp_path / "out.parquet", engine=engine)
     assert re.match(  # nodes and actors that are leaving may still be counted
         "step 'Shout' has no actor after 1 s: each needs CPU=64, GPU=0.5; the cluster has "
         r"CPU=\d, GPU=0, of which CPU=\d, GPU=0 is free",
         str(refused.value),
     )
-    with pytest.raises(TimeoutError, match=r"each needs CPU=1; the cluster has CPU=\d, of"):
-        run(
-            three_steps(1),
-            rows(10),
-            tmp_path / "out.parquet",
-            engine=offline.Ray(startup_timeout_s=1),
-        )
     assert run(pipeline(tmp_path / "log"), rows(10), tmp_path / "other.parquet").ok == 10
-
-
-def three_steps(num_cpus: float) -> offline.Pipeline:
-    return offline.Pipeline(
-        *(
-            offline.Step(ray_steps.same, input="text", output="text", name=name, num_cpus=num_cpus)
-            for name in "abc"
-        )
-    )
-
-
-def wait_for_room() -> None:
-    """Wait until all actors of earlier tests have ended."""
-    pause = threading.Event()
-    while ray.available_resources().get("CPU", 0) < CPUS:
-        pause.wait(0.1)
-
-
-@pytest.mark.slow
-def test_no_step_takes_the_room_of_another(cluster: Any, tmp_path: Path) -> None:
-    wait_for_room()
-    # two actors of each step would need 3.6 CPUs
-    dest = tmp_path / "out.parquet"
-    assert run(three_steps(0.6), rows(500), dest, workers=2, batch_size=4).ok == 500
 
 
 @pytest.mark.parametrize("scheme", ["", "ray://"])
@@ -302,7 +268,6 @@ def test_a_coroutine_function_stays_with_the_driver(cluster: Any, tmp_path: Path
         ({"num_cpus": True}, "Ray: num_cpus must be a number of at least 0, got True"),
         ({"resources": {"tpu": "1"}}, "Ray: tpu must be a number of at least 0, got '1'"),
         ({"startup_timeout_s": float("nan")}, "startup_timeout_s must be a number of at least 0"),
-        ({"max_in_flight": 0}, "Ray: max_in_flight must be at least 1, got 0"),
     ],
 )
 def test_wrong_settings_are_refused(settings: dict[str, Any], sentence: str) -> None:

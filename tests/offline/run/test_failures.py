@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
 pytest.importorskip("pyarrow")
 
-from batched.offline.engines.engine import Failed
+from batched.offline.engines.engine import GivenUp
 from batched.offline.retry import Retry
 from batched.offline.run.failures import FIRST, LATER, PROBES, Failures, Row
 
@@ -27,8 +28,11 @@ class Judge(Failures):
 
     def fail(self, rows: Iterable[Row], error: Exception = BAD, *, alone: bool = True) -> None:
         """Note that a batch has failed as a whole."""
-        began, self.now = self.now + 0.5, self.now + 1
-        failed = [(row, Failed(error, alone=alone, began=began)) for row in rows]
+        self.now += 1
+        failed: list[Any] = []
+        for row in rows:
+            row.attempts += 1
+            failed.append((row, error if alone else GivenUp(error)))
         self.note(failed, worked=False, now=self.now)
 
     def work(self) -> None:
@@ -36,17 +40,20 @@ class Judge(Failures):
         self.now += 1
         self.note([], worked=True, now=self.now)
 
-    def trial(self, error: Exception | None = None, waiting: Iterable[Row] = ()) -> Row | None:
+    def try_row(
+        self, error: Exception | None = None, waiting: deque[Row] | None = None
+    ) -> Row | None:
         """Try a row, if one is left."""
         assert self.doubt
         self.now = max(self.now, self.trial_at)
-        row = self.pick(deque(waiting))
+        row = self.pick(waiting or deque())
         if row is None:
             self.give_up()
         else:
             self.now += 1
-            failed = error and Failed(error, alone=True, began=self.now)
-            self.end_trial(row, failed, self.now)
+            row.attempts += 1
+            self.note([(row, error)] if error else [], worked=not error, now=self.now)
+            self.trial = None
         return row
 
     def due(self, after: float = 0.0) -> list[int]:
@@ -56,7 +63,7 @@ class Judge(Failures):
 
     def letters(self) -> list[int]:
         dead, self.dead = self.dead, []
-        return sorted(row.number for row, _ in dead)
+        return sorted(row.number for row, _, _ in dead)
 
 
 def rows_of(count: int) -> list[Row]:
@@ -75,7 +82,7 @@ def test_a_row_that_fails_alone_is_a_dead_letter_once_another_row_works() -> Non
 def test_rows_that_fail_beside_others_that_work_are_judged_at_once() -> None:
     judge, (row,) = Judge(), rows_of(1)
     judge.note([(row, BAD)], worked=True, now=1)
-    assert judge.dead == [(row, BAD)]
+    assert judge.dead == [(row, "inference", BAD)]
 
 
 def test_an_error_of_a_service_is_retried_after_a_wait_and_searched_in_the_last_call() -> None:
@@ -84,34 +91,35 @@ def test_an_error_of_a_service_is_retried_after_a_wait_and_searched_in_the_last_
     judge.fail([row], DOWN)
     assert judge.due(0.5) == []
     assert judge.due(0.5) == [0]
-    assert not row.isolating
+    assert not row.searched
     judge.work()
     judge.fail([row], DOWN)
     assert judge.due(2) == [0]
-    assert row.isolating
+    assert row.searched
+    judge.work()
     judge.fail([row], DOWN)
     assert judge.due(100) == []
     judge.work()
     assert judge.letters() == [0]
 
 
-def test_rows_without_an_answer_of_a_service_wait_for_one_before_their_last_call() -> None:
-    judge, rows = Judge(), rows_of(2)
+def test_calls_of_a_service_that_answers_nobody_do_not_count() -> None:
+    judge, (row,) = Judge(), rows_of(1)
     judge.work()
-    judge.fail(rows, DOWN, alone=False)
-    assert judge.due(1) == [0, 1]
-    judge.fail(rows, DOWN, alone=False)
-    assert judge.due(100) == []
+    for _ in range(5):
+        judge.fail([row], DOWN)
+        assert judge.due(10) == [0]
+    assert not row.searched
     judge.work()
-    assert judge.due() == [0, 1]
-    assert rows[0].isolating
+    judge.fail([row], DOWN)
+    assert row.searched
 
 
 def test_a_function_that_retries_by_itself_gets_one_further_call_for_each_row() -> None:
-    judge, rows = Judge(Retry(attempts=1)), rows_of(2)
+    judge, rows = Judge(Retry(attempts=1, wait_jitter=0)), rows_of(2)
     judge.fail(rows, DOWN)
+    assert judge.due(10) == [0, 1]
     judge.work()
-    assert judge.due() == [0, 1]
     judge.fail(rows[:1], DOWN)
     judge.work()
     assert judge.letters() == [0]
@@ -122,20 +130,18 @@ def test_a_batch_that_is_given_up_is_searched_once_the_probe_has_worked() -> Non
     judge.work()
     judge.probe = Row(99, (), {})
     judge.fail(rows, alone=False)
-    assert judge.trial() is judge.probe
+    assert judge.try_row() is judge.probe
     assert judge.due() == [*range(64)]
-    assert all(row.isolating for row in rows)
+    assert all(row.searched for row in rows)
     assert not judge.doubt
 
 
-def test_a_batch_is_searched_at_once_if_another_one_has_worked_meanwhile() -> None:
+def test_a_batch_in_which_rows_have_worked_is_searched_without_a_trial() -> None:
     judge, rows = Judge(), rows_of(2)
-    judge.work()
-    failed = [(row, Failed(BAD, alone=False, began=0.5)) for row in rows]
-    judge.note(failed, worked=False, now=2)
+    judge.note([(row, GivenUp(BAD)) for row in rows], worked=True, now=2)
     assert not judge.doubt
-    judge.work()
-    assert judge.due() == [0, 1]
+    assert judge.due(2) == [0, 1]
+    assert rows[0].searched
 
 
 def test_a_probe_that_fails_ends_the_run_with_nothing_marked_as_failed() -> None:
@@ -144,7 +150,7 @@ def test_a_probe_that_fails_ends_the_run_with_nothing_marked_as_failed() -> None
     judge.fail(rows_of(64), alone=False)
     for _ in range(PROBES):
         assert judge.stopped is None
-        judge.trial(BAD)
+        judge.try_row(BAD)
     assert judge.stopped == ("fails even for a row that it has computed before", BAD)
     assert judge.letters() == []
 
@@ -157,7 +163,7 @@ def test_rows_that_fail_in_a_row_have_the_probe_tried_and_the_count_begins_anew(
         for row in half:
             assert not judge.doubt
             judge.fail([row])
-        judge.trial()
+        judge.try_row()
     assert judge.letters() == [*range(2 * LATER)]
 
 
@@ -170,7 +176,7 @@ def test_a_function_that_never_works_ends_the_run_after_a_few_rows_from_differen
         picked = judge.pick(waiting)
         assert picked is not None
         tried.append(picked.number)
-        judge.end_trial(picked, BAD, 99)
+        judge.note([(picked, BAD)], worked=False, now=99)
     assert len(tried) == FIRST
     assert max(tried) - min(tried) > 800
     assert judge.stopped[0] == f"has never succeeded, in {2 * FIRST} rows tried one by one"
@@ -180,38 +186,51 @@ def test_one_good_row_among_bad_ones_becomes_known_and_the_others_are_dead_lette
     judge, rows = Judge(), rows_of(40)
     for row in rows[:FIRST]:
         judge.fail([row])
-    assert judge.trial(BAD, rows[FIRST:]) is not None
-    assert judge.trial(None, rows[FIRST:]) is not None
+    assert judge.try_row(BAD, deque(rows[FIRST:])) is not None
+    assert judge.try_row(None, deque(rows[FIRST:])) is not None
     assert len(judge.letters()) == FIRST + 1
     assert not judge.doubt
 
 
 def test_few_rows_that_all_fail_are_dead_letters_in_the_end() -> None:
-    judge = Judge()
-    judge.fail(rows_of(3), alone=False)
-    for _ in range(3):
-        assert judge.trial(BAD) is not None
-    assert judge.trial() is None
+    judge, rows = Judge(), rows_of(3)
+    judge.fail(rows, alone=False)
+    judge.due()
+    while rows:
+        waiting = deque(rows)
+        assert judge.try_row(BAD, waiting) is not None
+        rows = [*waiting]
+    assert judge.try_row() is None
     assert judge.letters() == [0, 1, 2]
     assert judge.stopped is None
+
+
+def test_rows_that_are_left_are_judged_by_the_probe() -> None:
+    judge, (row,) = Judge(), rows_of(1)
+    judge.probe = Row(99, (), {})
+    for _ in range(RETRY.attempts):
+        judge.fail([row], DOWN)
+        judge.doubt_rest()
+        assert judge.letters() == []
+        assert judge.try_row() is judge.probe
+        judge.due(10)
+    assert judge.letters() == [0]
 
 
 def test_an_outage_costs_no_call_of_any_row() -> None:
     judge, rows = Judge(), rows_of(2)
     judge.work()
     judge.probe = Row(99, (), {})
-    for _ in range(2):
-        judge.fail(rows, DOWN)
-        judge.due(10)
-    judge.doubt_held(judge.now)
+    judge.fail(rows, DOWN)
+    judge.doubt_rest()
     moments = []
     for _ in range(5):
-        judge.trial(DOWN)
+        judge.try_row(DOWN)
         moments.append(judge.trial_at - judge.now)
     assert moments == [1, 2, 4, 8, 8]
-    judge.trial()
+    judge.try_row()
     assert judge.due() == [0, 1]
-    assert [row.faults for row in rows] == [0, 0]
+    assert [row.faults for row in rows] == [1, 1]
     assert judge.letters() == []
 
 
@@ -220,26 +239,14 @@ def test_an_outage_ends_the_run_after_its_time_and_is_logged_before(
 ) -> None:
     judge = Judge(outage_s=20)
     rows = rows_of(2)
-    for _ in range(2):
-        judge.fail(rows, DOWN)
-        judge.due(2)
-    judge.doubt_held(judge.now)
     while judge.stopped is None:
         assert judge.now < 100
-        judge.trial(DOWN)
+        judge.fail(rows, DOWN)
+        judge.due(8)
     assert judge.stopped[0].startswith("has not succeeded for 2")
     (message,) = caplog.messages
     assert message.startswith("step 'step' has not succeeded for ")
     assert message.endswith("and waits for its service, 20 s at most: ConnectionError: down")
-
-
-def test_a_service_that_fails_again_and_again_gets_trials_in_place_of_batches() -> None:
-    judge, rows = Judge(), rows_of(FIRST)
-    judge.work()
-    for row in rows:
-        assert not judge.doubt
-        judge.fail([row], DOWN)
-    assert judge.doubt
 
 
 def test_the_time_that_a_service_asks_for_is_waited() -> None:
@@ -248,4 +255,4 @@ def test_the_time_that_a_service_asks_for_is_waited() -> None:
 
     judge, (row,) = Judge(), rows_of(1)
     judge.fail([row], Busy())
-    assert judge.next_moment() == judge.now + 5
+    assert judge.moment(judge.now) == judge.now + 5

@@ -97,7 +97,7 @@ def test_an_item_that_is_never_made_does_not_hold_up_the_end(
 
 @pytest.mark.parametrize(
     ("owner", "moment"),
-    [(_room.Room, "_take"), (_room.Room, "_take_finished"), (_run.Run, "_commit")],
+    [(_room.Room, "_take"), (_run.Run, "_commit")],
 )
 def test_an_interrupt_loses_no_result_wherever_it_comes(
     owner: Any, moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -250,13 +250,13 @@ def test_an_outage_ends_the_run_marks_nothing_as_failed_and_the_next_goes_on(
 
     if resumed:
         run(same, rows_of(20 * 64), dest, batch_size=64)
-    retry = offline.Retry(attempts=3, wait_initial=0.001, wait_max=0.001)
+    retry = offline.Retry(attempts=3, wait_initial=0.01, wait_max=0.01, wait_jitter=0)
     fails = "fails even for a row|has not succeeded for"
     with pytest.raises(RunStopped, match=fails) as stopped:
         run(dies, rows_of(count), dest, batch_size=64, retry=retry, outage_s=0.01)
     report = stopped.value.report
     assert (report.ok, report.failed) == (0 if resumed else 20 * 64, 0)
-    assert wasted <= 60
+    assert wasted <= 100
     assert list(report.dead_letters()) == []
     assert dest.exists() == resumed
     assert run(same, rows_of(count), dest).ok == count - 20 * 64
