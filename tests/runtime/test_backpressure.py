@@ -54,15 +54,14 @@ def test_a_thread_that_submits_waits_for_room_but_not_for_the_answer() -> None:
 
 
 def test_a_full_queue_refuses_with_its_own_error_while_batches_end() -> None:
+    @batched.dynamically(batch_size=1, max_queue_size=1, on_full="raise")
+    def fn(items: list[int]) -> list[int]:
+        return items
+
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)  # many orders of the threads
     try:
-        with (
-            batched.dynamically(
-                lambda items: items, batch_size=1, max_queue_size=1, on_full="raise"
-            ) as fn,
-            ThreadPoolExecutor(8) as callers,
-        ):
+        with fn, ThreadPoolExecutor(8) as callers:
             calls = [callers.submit(fn, number) for number in range(4000)]
             found = {type(call.exception()) for call in calls}
     finally:
