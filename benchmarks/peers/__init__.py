@@ -78,7 +78,7 @@ BARE = Peer(
 )  # fmt: skip
 QUEUE = Peer(
     "ten-line queue", "ten_lines",
-    "no library: a queue, and one thread or task that takes what waits there, up to `batch_size`",
+    "no library: a queue, and one thread or task that takes up to `batch_size` waiting items",
     threads=True,
 )  # fmt: skip
 UNBATCHED = Peer(

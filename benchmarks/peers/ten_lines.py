@@ -1,4 +1,4 @@
-"""No library: a queue, and one thread or task that takes what waits there."""
+"""No library: a queue, and one thread or task that takes the waiting items."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ there is no reason, or with a caller that still waits.
 
 @dataclass(eq=False)
 class Call:
-    """One call, whose items are consecutive numbers. All its other values follow from them."""
+    """One call. Its items are consecutive numbers, from which all other values follow."""
 
     number: int
     size: int

@@ -31,7 +31,7 @@ LOOPS: tuple[dict[str, Any], ...] = (
 )
 """Arguments of `anyio.run` for each loop."""
 PATIENCE = BOUND + 5
-"""Longest time for callers, whose waits are all bounded (s)."""
+"""Longest time for callers: all their waits are bounded (s)."""
 
 
 def until(condition: Callable[[], bool], seconds: float = BOUND) -> bool:
