@@ -133,7 +133,7 @@ class Reader:
             yield self._find(window)
             rows = window.first + window.size
         if not self._closed:
-            self._progress.order.end(rows)
+            self._progress.end_source(rows)
             yield Reading(last=True)
 
     def _find(self, window: Window) -> Reading:
@@ -145,7 +145,7 @@ class Reader:
         if self._source.schema is None:
             self._kept.check(window)
         usable = [None if place in faults else key for place, key in enumerate(keys)]
-        for place in self._progress.order.note(window.first, usable):
+        for place in self._progress.note_source(window.first, usable):
             window.note_fault(
                 place,
                 f"the key {keys[place]!r} stands twice in the source, here and in an earlier row; "

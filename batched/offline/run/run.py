@@ -149,7 +149,7 @@ class Run:
         source = self._source
         if not self._more_to_read or source.rows is not None:
             return (source.rows if self._more_to_read else self.read), False
-        return source.estimate_rows(), True
+        return source.estimate, True
 
     def _loop(self) -> None:
         while True:
