@@ -156,19 +156,14 @@ class Report(Snapshot):
 
 
 def dead_letters(path: Path) -> Iterator[DeadLetter]:
-    """Yield the dead letters of the progress file at `path`, which is open while a page is read.
+    """Yield the dead letters of the progress file at `path`, which is open until the first one.
 
     Raises:
         RunLocked: a run is writing the file.
     """
-    first = 0
-    while True:
-        with closing(Progress(path)) as progress:
-            page: Any = progress.dead_letters(first)
-        yield from page
-        first += len(page)
-        if not page:
-            return
+    with closing(Progress(path)) as progress:
+        letters: Any = progress.dead_letters()
+    yield from letters
 
 
 def error_type(phase: str, error: str) -> str:

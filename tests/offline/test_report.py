@@ -17,7 +17,7 @@ from batched.offline.report import dead_letters
 pytestmark = pytest.mark.once
 
 
-def test_dead_letters_hold_no_lock_between_their_pages(tmp_path: Path) -> None:
+def test_dead_letters_hold_no_lock_while_they_are_used(tmp_path: Path) -> None:
     path = tmp_path / "progress"
     error = letter_text("inference", "ValueError: no")
     failed: list[tuple[Key, int, str]] = [(f"k{n:05}", 0, error) for n in range(2500)]

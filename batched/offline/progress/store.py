@@ -34,8 +34,6 @@ from ..types.values import Kind, Unfit, common_kind
 from .commit import Commit, Committed, Key, Letter, Status
 from .database import Database, insert, marks, windows
 
-PAGE: Final = 1000
-"""Dead letters that one query reads."""
 Phase = Literal["source", "output"]
 """Origin of a letter: the row could not be read, or the result cannot hold the row."""
 # `run`: notes. `rows`: one row of the source in one step. `chunks`: values. `source`: the order of
@@ -55,7 +53,7 @@ _LETTERS: Final = "select row, key, null, error from letters where phase = "
 _DEAD: Final = (
     f"{_LETTERS} 'source' union all "
     "select null, key, step, error from rows indexed by failed "
-    f"where status = 'failed' union all {_LETTERS} 'output' limit {PAGE} offset ?"
+    f"where status = 'failed' union all {_LETTERS} 'output'"
 )
 
 
@@ -274,8 +272,8 @@ class Progress(Database):
         with self.transaction() as conn:
             _add_letters(conn, phase, letters)
 
-    def dead_letters(self, first: int = 0) -> list[dict[str, Any]]:
-        """Return up to `PAGE` dead letters from number `first` on; an empty list after the last.
+    def dead_letters(self) -> list[dict[str, Any]]:
+        """Return all dead letters.
 
         Rows that could not be read come first, by row. Rows that failed in a step follow, by step
         and key, and then rows that the result cannot hold. A letter has the keys key, step,
@@ -288,7 +286,7 @@ class Progress(Database):
                 "step": "" if step is None else names[step],
                 **json.loads(error),
             }
-            for row, key, step, error in self._query(_DEAD, first)
+            for row, key, step, error in self._query(_DEAD)
         ]
 
     def close(self) -> None:

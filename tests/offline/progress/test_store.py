@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from batched.offline.failures import letter_text
 from batched.offline.progress.commit import Commit, Committed, Key, Letter
 from batched.offline.progress.database import WINDOW
-from batched.offline.progress.store import PAGE, Progress
+from batched.offline.progress.store import Progress
 from batched.offline.types import columns as _columns
 from progress_files import done, failed, outputs, query, value
 
@@ -290,18 +290,6 @@ def test_rows_outside_of_all_steps_are_dead_letters_by_row(progress: Progress) -
     progress.clear_letters("output")
     progress.clear_letters("source")
     assert [letter["phase"] for letter in progress.dead_letters()] == ["inference"]
-
-
-def test_dead_letters_come_in_pages_while_commits_go_on(progress: Progress) -> None:
-    keys: list[Key] = [*range(2 * PAGE), *(f"{n:05}" for n in range(PAGE))]
-    progress.put_all(STEPS)
-    progress.commit([failed(keys)])
-    found: list[Key] = []
-    while page := progress.dead_letters(len(found)):
-        assert len(page) == PAGE
-        found += [letter["key"] for letter in page]
-        progress.commit([done([f"between {len(found)}"])])
-    assert found == keys
 
 
 def test_threads_look_up_while_another_one_commits(progress: Progress) -> None:
