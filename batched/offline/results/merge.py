@@ -197,7 +197,7 @@ class Merge:
                     computed[name] = self._fit(name, column, rows)
         back = np.full(size, -1)  # place of a row in `computed`
         back[rows] = np.arange(len(rows))
-        odd = [int(row) for row in rows if row in misfits]
+        odd = sorted([row for row in misfits if ok[row]])
         ok[odd] = False
         back[odd] = -1
         keys = self.progress.keys_of_rows(first, size) if odd else {}
@@ -266,9 +266,10 @@ class Merge:
 
 
 def _take(column: Any, places: Any) -> Any:
-    """Return the values of a column at these places; a place below 0 is null."""
+    """Return the values of a column at these places; a place of -1 is null."""
     if isinstance(column, list):
-        return [None if place < 0 else column[place] for place in places.tolist()]
+        padded = [*column, None]
+        return [padded[place] for place in places.tolist()]
     if isinstance(column, np.ndarray):
         return column[places]
     return column.take(pa.array(places, pa.int64(), mask=places < 0))
