@@ -152,7 +152,7 @@ def bare_loop(source: Path, dest: Path, together: int) -> int:
         for window in opened.windows(["id", "text"], WINDOW):
             keys = [key for key in keys_of(window, "id") if key is not None]
             hashes = hash_inputs(window, ["text"])
-            progress.order.note(window.first, keys)
+            progress.note_source(window.first, keys)
             values = window.values("text")
             for first in range(0, window.size, together):
                 some = slice(first, first + together)
@@ -160,7 +160,7 @@ def bare_loop(source: Path, dest: Path, together: int) -> int:
                 done = list(zip(keys[some], hashes[some], strict=True))
                 progress.commit([Commit(0, done, found)])
             rows += window.size
-        progress.order.end(rows)
+        progress.end_source(rows)
     finally:
         progress.close()
     return rows

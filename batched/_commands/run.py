@@ -181,6 +181,12 @@ def _print_status(args: argparse.Namespace, path: Path) -> None:
         with closing(Progress(path)) as progress:
             found = progress.counts()
             names = [step["name"] for step in progress.get("steps") or ()]
+            old = progress.get("old")
+        if old is not None:
+            print(
+                f"step {names[old]} has results of older code, which on_mismatch='keep' has kept; "
+                "'recompute' replaces them"
+            )
         counts: dict[str, Any] = {name: found.get(at, {}) for at, name in enumerate(names)}
     except RunLocked:
         if not known or known["state"] in ENDS:

@@ -1,12 +1,11 @@
 """BatchPredictor: a predictor of batches as Ray Data hands them over. It does without Ray.
 
-A batch is a dict of numpy arrays, a pandas DataFrame or a pyarrow Table, and comes back as the same
-kind, row by row in order. Rules for the columns that are added:
+A batch is a dict of numpy arrays or a pandas DataFrame, and comes back as the same kind, row by row
+in order. Rules for the columns that are added:
 
-1. In a Table they have Arrow's types, lists for arrays. Rows that failed are null.
-2. Elsewhere arrays of one shape become one array, of which Ray makes a tensor. It has no room for
-   None: rows that failed are NaN, or zero. In all other columns they are None.
-3. A row that comes with `_status` "failed" is not computed, and keeps its `_error`.
+1. Arrays of one shape become one array, of which Ray makes a tensor. It has no room for None: rows
+   that failed are NaN, or zero. In all other columns they are None.
+2. A row that comes with `_status` "failed" is not computed, and keeps its `_error`.
 """
 
 from __future__ import annotations
@@ -17,16 +16,13 @@ from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
-import pyarrow as pa
 
 from .._function.batched import BatchedCallable
 from .._services.failures import error_text
 from .predictor import Predictor
 from .sources.errors import missing_column
 from .step import Step
-from .types.arrow import to_python
-from .types.columns import Columns, Kinds, fit
-from .types.values import Kind, arrow_type
+from .types.columns import Columns
 
 STATUS: Final = "_status"
 """Column that holds `OK` or `FAILED`."""
@@ -34,9 +30,6 @@ ERROR: Final = "_error"
 """Column of errors, as `ValueError: bad row`. A row without an error has empty text, not None: a
 block with nothing but None has no type, and files of several blocks could not be read together.
 """
-Reasons = dict[int, str]
-"""Reasons why results do not fit, by place."""
-
 OK: Final = "ok"
 FAILED: Final = "failed"
 
@@ -71,7 +64,6 @@ class BatchPredictor:
         self._step = step
         self._predictor = Predictor(step)
         self._columns = Columns(step.outputs, step.declared)
-        self._kinds = {name: Kinds() for name in step.outputs}  # of all batches so far
         self._blanks: dict[str, Any] = {}  # value of failed rows, of columns of arrays
 
     def __call__(self, batch: Any) -> Any:
@@ -92,7 +84,7 @@ class BatchPredictor:
         if STATUS in names:
             before = _values(batch[STATUS])
             places = [place for place in places if before[place] != FAILED]
-            errors = _values(batch[ERROR]) if ERROR in names else errors
+            errors = _values(batch[ERROR]) if ERROR in names else before
         results = self._predictor.rows(
             [{name: values[place] for name, values in inputs.items()} for place in places]
         )
@@ -101,76 +93,59 @@ class BatchPredictor:
             if isinstance(result, BaseException):
                 errors[place] = error_text(result).error
             else:
-                good[place] = result
-        is_table = isinstance(batch, pa.Table)
-        columns, reasons = self._read(good, size, is_table=is_table)
-        for place, reason in reasons.items():
-            del good[place]
-            errors[place] = reason
-        status = [OK if place in good else FAILED for place in range(size)]
-        for name, texts in ((STATUS, status), (ERROR, errors)):
-            columns[name] = pa.array(texts, pa.string()) if is_table else np.array(texts, "O")
-        return _extended(batch, columns)
-
-    def _read(
-        self, results: Mapping[int, Any], size: int, *, is_table: bool
-    ) -> tuple[dict[str, Any], Reasons]:
-        """Return columns of the results by place, and the reasons why results do not fit."""
-        read = self._columns.read(list(results.values()))
-        places = list(results)
-        reasons = {places[at]: why for at, why in read.misfits.items()}
-        rows = [places[at] for at in read.places]
+                errors[place], good[place] = "", result
+        read = self._columns.read(list(good.values()))
+        computed = list(good)
+        for at, why in read.misfits.items():
+            errors[computed[at]] = why
         columns: dict[str, Any] = {}
-        for name, values, kinds in zip(self._columns.names, read.columns, read.kinds, strict=True):
-            if not is_table:
-                columns[name] = self._in_numpy(name, dict(zip(rows, values, strict=True)), size)
-                continue
-            self._kinds[name].add(kinds)
-            final = self._columns.declared.get(name) or _open_lists(self._kinds[name].final())
-            array, misfits = fit(values, final)
-            at = {place: number for number, place in enumerate(rows)}
-            columns[name] = array.take(pa.array([at.get(n) for n in range(size)], pa.int64()))
-            reasons.update({rows[number]: why for number, why in misfits.items()})
-        return columns, reasons
+        for name, values in zip(self._columns.names, read.columns, strict=True):
+            by_place = dict(zip([computed[at] for at in read.places], values, strict=True))
+            columns[name] = self._array(name, by_place, size)
+        columns[STATUS] = _objects([FAILED if error else OK for error in errors])
+        columns[ERROR] = _objects(errors)
+        if isinstance(batch, Mapping):
+            return {**batch, **columns}
+        return batch.assign(
+            **{name: list(array) if array.ndim > 1 else array for name, array in columns.items()}
+        )
 
-    def _in_numpy(self, name: str, values: Mapping[int, Any], size: int) -> Any:
-        """Return an array of the values by place, with NaN, zero, `[]` or None elsewhere."""
-        kinds = {type(value) for value in values.values()}
-        if kinds == {np.ndarray}:
-            shapes = {value.shape for value in values.values()}
-            shape = shapes.pop() if len(shapes) == 1 else (0,) * max(map(len, shapes))
-            self._blanks[name] = blank = np.zeros(shape, np.result_type(*values.values()))
-            if blank.dtype.kind == "f":
-                blank[:] = np.nan
+    def _array(self, name: str, values: Mapping[int, Any], size: int) -> Any:
+        """Return an array of the values by place, with NaN, zero or None elsewhere."""
+        found = list(values.values())
+        if {*map(type, found)} == {np.ndarray} and len({each.shape for each in found}) == 1:
+            blank = np.zeros(found[0].shape, np.result_type(*found))
+            self._blanks[name] = blank + np.nan if blank.dtype.kind == "f" else blank
+        elif found:
+            self._blanks.pop(name, None)
         # a column has arrays also if all rows have failed, as in the batch before
-        missing = self._blanks.get(name) if kinds <= {np.ndarray} else None
-        rows: list[Any] = [values.get(place, missing) for place in range(size)]
-        if missing is not None and len({row.shape for row in rows}) == 1:
-            return np.stack(rows)
-        if len(values) == size and len(kinds) == 1 and kinds <= {bool, int, float}:
+        if (missing := self._blanks.get(name)) is not None:
+            return np.stack([values.get(place, missing) for place in range(size)])
+        rows = [values.get(place) for place in range(size)]
+        if {*map(type, rows)} in ({bool}, {int}, {float}):
             return np.array(rows)
-        column = np.empty(size, "O")
-        for place, row in enumerate(rows):
-            column[place] = row
-        return column
+        return _objects(rows)
+
+
+def _objects(rows: list[Any]) -> Any:
+    column = np.empty(len(rows), "O")
+    for place, row in enumerate(rows):
+        column[place] = row
+    return column
 
 
 def _names(batch: Any) -> list[str]:
     """Return the names of the columns of a batch."""
-    if isinstance(batch, pa.Table):
-        return list(batch.column_names)
     if isinstance(batch, Mapping) or type(batch).__module__.split(".")[0] == "pandas":
         return list(batch)
     raise TypeError(
-        "a batch must be a dict of numpy arrays, a pandas DataFrame or a pyarrow Table, as "
-        f"map_batches has them by batch_format=, got a {type(batch).__name__}"
+        "a batch must be a dict of numpy arrays or a pandas DataFrame, as map_batches has them by "
+        f"batch_format=, got a {type(batch).__name__}"
     )
 
 
 def _values(column: Any) -> list[Any]:
     """Return the rows of a column: values of Python, or arrays if it has several dimensions."""
-    if isinstance(column, pa.ChunkedArray):
-        return to_python(column)
     array = np.asarray(column)
     is_plain = array.ndim == 1 and array.dtype.kind in "biufUSO"
     values: list[Any] = array.tolist() if is_plain else [*array]
@@ -178,22 +153,3 @@ def _values(column: Any) -> list[Any]:
         return values
     # pandas' own types have a None of their own
     return [None if lost else value for value, lost in zip(values, column.isna(), strict=True)]
-
-
-def _extended(batch: Any, columns: Mapping[str, Any]) -> Any:
-    """Return the batch with these columns, which replace columns of the same names."""
-    if isinstance(batch, pa.Table):
-        before = dict(zip(batch.column_names, batch.columns, strict=True))
-        return pa.table({**before, **columns}, metadata=batch.schema.metadata)
-    if isinstance(batch, Mapping):
-        return {**batch, **columns}
-    return batch.assign(
-        **{name: list(array) if array.ndim > 1 else array for name, array in columns.items()}
-    )
-
-
-def _open_lists(kind: Kind) -> Any:
-    """Return the Arrow type of a column; arrays are open lists: shapes may change."""
-    if kind[0] == "array" and len(kind[2] or "1") == 1:
-        return pa.list_(pa.from_numpy_dtype(kind[1]))
-    return arrow_type(kind)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import closing
 from dataclasses import fields
 from dataclasses import replace as replaced
 from os import PathLike
@@ -12,7 +11,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any, Literal, get_args
 
-from .._core.checks import check_whole, suggest
+from .._core.checks import check_whole
 from .._services.failures import error_text
 from ..errors import ResultError, RunMismatch, RunStopped, SourceError
 from .checks import check_amount
@@ -22,9 +21,8 @@ from .identity.code import difference, fingerprint
 from .progress.store import Progress
 from .report import Report, Snapshot, State
 from .results.export import progress_path
-from .results.local import Result, Stamp
 from .results.merge import Merge
-from .results.opening import open_result
+from .results.opening import Result, Stamp, open_result
 from .run.plan import Plan
 from .run.reader import Kept
 from .run.run import Run
@@ -46,20 +44,18 @@ class Pipeline:
     """
 
     def __init__(self, *steps: Step, max_failed: float | None = None) -> None:
-        if not steps:
-            raise TypeError("a pipeline needs a step: Pipeline(Step(function, input=..., ...))")
-        for step in steps:
+        for step in steps or [None]:
             if not isinstance(step, Step):
-                raise TypeError(f"a pipeline is made of Steps, got {step!r}")
+                raise TypeError(
+                    "a pipeline is made of steps, one after another: "
+                    f"Pipeline(offline.Step(function, input=..., output=...), ...); got {step!r}"
+                )
         names = [step.name for step in steps]
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"two steps are called {name!r}; give one of them another name=")
         if max_failed is not None:
-            what = "max_failed, a number of rows or a share of them below 1,"
-            check_amount(what, max_failed)
-            if max_failed > 1 and max_failed % 1:
-                raise ValueError(f"{what} must be whole above 1, got {max_failed!r}")
+            check_amount("max_failed, a number of rows or a share of them below 1,", max_failed)
         self.steps = steps
         self.max_failed = max_failed
 
@@ -91,8 +87,8 @@ class Pipeline:
         failed are tried again, and so are rows that have been edited.
 
         Args:
-            source: a path, several paths, a glob, a folder or a URI of Parquet, Arrow, JSON lines
-                or CSV files, compressed or not; "-" for JSON lines from standard input; an object
+            source: a path, several paths, a glob, a folder or a URI of Parquet, JSON lines or CSV
+                files, compressed or not; "-" for JSON lines from standard input; an object
                 that exports Arrow streams (polars, duckdb, pyarrow, pandas); a
                 `pyarrow.dataset.Dataset`, `datasets.Dataset` or `ray.data.Dataset`; an iterable of
                 dicts.
@@ -133,12 +129,9 @@ class Pipeline:
             if value not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
         check_whole("row_threads", row_threads)
-        if limit is not None:
-            check_whole("limit", limit)
-        if workers is not None:
-            check_whole("workers", workers)
-        if not isinstance(watch, bool) and not callable(watch):
-            raise TypeError(f"watch must be True, False or a function of a Snapshot, got {watch!r}")
+        check_whole("limit", 1 if limit is None else limit)
+        if not isinstance(dest, str | PathLike):
+            raise TypeError(f"run(source, result, ...): the result is a path, got {dest!r}")
         if engine is not None and not isinstance(engine, Ray):
             raise TypeError(f"engine must be an offline.Ray(), got {engine!r}")
         for step in self.steps:
@@ -163,50 +156,44 @@ class Pipeline:
         path = progress_path(dest, progress)
         if not path.parent.is_dir():
             raise ResultError(f"the folder {path.parent} does not exist; create it first")
-        store = Progress(path)
-        try:
-            opened = open_source(source, spool=path.with_name(f"{path.name}.input"), limit=limit)
-            try:
-                if not replace:
-                    _check_outputs(steps, opened)
-                result = open_result(
-                    dest,
-                    overwrite=overwrite,
-                    known=store.get("results") or [],
-                    source_paths=opened.files.paths if opened.files else (),
-                    progress=path,
-                )
-                salt = store.get("salt") or token_hex(16)
-                prints = [fingerprint(step, salt) for step in self.steps]
-                first = min(asked, _first_to_compute(store, prints, on_mismatch, key))
-                names = [keep] if isinstance(keep, str) else None if keep is None else list(keep)
-                plan = Plan(steps, key)
-                kept = Kept(names, plan, is_typed=result.is_typed)
-                columns = [Columns(step.outputs, step.declared) for step in steps]
-                merge = Merge(opened, store, columns, names, key=key, keep_failed=failed == "keep")
-                merge.check(result)
-                opened.windows([*plan.columns, *(names or [])])  # refuses a missing column
-                # after all checks, because it may drop committed results; the same call goes on
-                # after an interruption, and does not drop them again
-                anew = None if asked == len(steps) else [asked, prints]
-                if anew is not None and store.get("anew") == anew:
-                    first = len(steps)
-                notes = {"key": key, "steps": prints, "salt": salt, "anew": anew}
-                store.drop_steps(first, notes)
-                store.clear_letters("source")  # each run counts them anew
-                watching = watcher(watch, path, result.path)
-                work = Run(
-                    plan, opened, store, kept, engine, self.max_failed, row_threads, watching.update
-                )
-                return _execute(work, merge, kept, result, path, watching)
-            finally:
-                opened.close()
-        finally:
-            with suppress(OSError):
-                if store.get("steps") is None:  # the run was refused
-                    path.unlink()
-                    path.with_name(f"{path.name}-wal").unlink(missing_ok=True)
-            store.close()
+        spool = path.with_name(f"{path.name}.input")
+        with (
+            closing(Progress(path)) as store,
+            closing(open_source(source, spool=spool, limit=limit)) as opened,
+        ):
+            if not replace:
+                _check_outputs(steps, opened)
+            result = open_result(
+                dest,
+                overwrite=overwrite,
+                known=store.get("results") or [],
+                source_paths=opened.files.paths if opened.files else (),
+                progress=path,
+            )
+            salt = store.get("salt") or token_hex(16)
+            prints = [fingerprint(step, salt) for step in self.steps]
+            first, old = _first_to_compute(store, prints, on_mismatch, key)
+            first = min(asked, first)
+            names = [keep] if isinstance(keep, str) else None if keep is None else list(keep)
+            plan = Plan(steps, key)
+            kept = Kept(names, plan, is_typed=result.is_typed)
+            columns = [Columns(step.outputs, step.declared) for step in steps]
+            merge = Merge(opened, store, columns, names, key=key, keep_failed=failed == "keep")
+            opened.windows([*plan.columns, *(names or [])])  # refuses a missing column
+            # after all checks, because it may drop committed results; the same call goes on
+            # after an interruption, and does not drop them again
+            anew = None if asked == len(steps) else [asked, prints]
+            if anew is not None and store.get("anew") == anew:
+                first = len(steps)
+            notes = {"key": key, "steps": prints, "salt": salt, "anew": anew}
+            notes["old"] = old if old < first else None
+            store.drop_steps(first, notes)
+            store.clear_letters("source")  # each run counts them anew
+            watching = watcher(watch, path, result.path)
+            work = Run(
+                plan, opened, store, kept, engine, self.max_failed, row_threads, watching.update
+            )
+            return _execute(work, merge, kept, result, path, watching)
 
     def _find(self, step: int | str) -> int:
         """Return the number of a step, given by number or name."""
@@ -230,11 +217,9 @@ def run(
     **settings: Any,
 ) -> Report:
     """Run one batch function over `source`: a `Step` in a `Pipeline`, with the settings of both."""
+    if not callable(fn):
+        raise TypeError(f"run(function, source, result, ...) begins with the function, got {fn!r}")
     of_step = {each.name for each in fields(Step)}
-    known = [*of_step, *inspect.signature(Pipeline.run).parameters]
-    for name in settings:
-        if name not in known:
-            raise TypeError(f"run has no setting {name!r}{suggest(name, known)}")
     step = Step(fn, **{name: settings.pop(name) for name in of_step & settings.keys()})
     return Pipeline(step, max_failed=max_failed).run(source, dest, **settings)
 
@@ -255,30 +240,36 @@ def _check_outputs(steps: Sequence[Step], source: Source) -> None:
 
 def _first_to_compute(
     store: Progress, now: Sequence[dict[str, Any]], on_mismatch: OnMismatch, key: str | None
-) -> int:
-    """Return the first step of which no committed result counts. `now`: fingerprints of the steps.
+) -> tuple[int, int]:
+    """Return the first step of which no committed result counts, and the first with old results.
+
+    `now` are the fingerprints of the steps. Results are old that `on_mismatch="keep"` has kept.
 
     Raises:
         RunMismatch: the results are of other steps, and `on_mismatch` says neither to compute
             them anew nor to keep them.
     """
     if store.is_empty:
-        return 0
+        return 0, len(now)
     before: list[dict[str, Any]] = store.get("steps") or []
     first, why = _first_difference(before, now)
+    old = store.get("old")
+    old = len(now) if old is None else old
     ways = "on_mismatch='recompute' replaces them, "
     if store.get("key") != key:
         first, why = 0, f"its rows were known by {store.get('key')!r}, not by {key!r}"
     elif on_mismatch == "keep" and why and _columns(before) == _columns(now)[: len(before)]:
-        return len(now)
+        return len(now), min(first, old)
     else:
         ways += "'keep' keeps them where only the code or its parameters differ, "
-    if why is not None and on_mismatch != "recompute":
+    if on_mismatch == "recompute":
+        return min(first, old), old
+    if why is not None:
         raise RunMismatch(
             f"the progress file holds results of other steps: {why}; {ways}another dest leaves "
             "them alone"
         )
-    return first
+    return first, old
 
 
 def _first_difference(

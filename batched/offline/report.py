@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal, TypedDict
+from typing import Any, Final, Literal, TypedDict
 
 from .progress.store import Progress
 from .sources.keys import Key
@@ -156,29 +156,14 @@ class Report(Snapshot):
 
 
 def dead_letters(path: Path) -> Iterator[DeadLetter]:
-    """Yield the dead letters of the progress file at `path`, which is open while a page is read.
+    """Yield the dead letters of the progress file at `path`, which is open until the first one.
 
     Raises:
         RunLocked: a run is writing the file.
     """
-    first = 0
-    while True:
-        with closing(Progress(path)) as progress:
-            names = [step["name"] for step in progress.get("steps") or ()]
-            page = progress.dead_letters(first)
-        first += len(page)
-        for letter in page:
-            step, key = letter["step"], letter["key"]
-            yield DeadLetter(
-                key=letter["row"] if key is None else key,
-                step="" if step is None else names[step],
-                phase=letter["phase"],
-                error=letter["error"],
-                attempts=letter["attempts"],
-                traceback=letter["traceback"],
-            )
-        if not page:
-            return
+    with closing(Progress(path)) as progress:
+        letters: Any = progress.dead_letters()
+    yield from letters
 
 
 def error_type(phase: str, error: str) -> str:

@@ -143,6 +143,11 @@ class Step:
             self._check_columns(which, given[which])
         if self.workers is not None:
             check_whole(f"step {name!r}: workers", self.workers)
+        if isinstance(self.batch_size, str):
+            raise TypeError(
+                f"step {name!r}: batch_size is a number, or offline.Auto() for a size that the "
+                f"library finds, got {self.batch_size!r}"
+            )
         for which in ("num_cpus", "num_gpus", "outage_s", "timeout_s"):
             check_amount(f"step {name!r}: {which}", given[which] or 0)
         address = getattr(getattr(self.fn, "__wrapped__", None), "address", None)
@@ -164,7 +169,7 @@ class Step:
                 f"step {name!r} works in steps, and batch_size is the number of its places: give a "
                 "number in place of Auto"
             )
-        self._check_arguments()  # which checks the settings of `parts` too
+        _ = self.parts  # which checks its settings
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -229,28 +234,6 @@ class Step:
             function = BatchFunction.of(func, options)
         # further arguments are given where the function is called
         return replace(function, func=_call).parts(bound=False)
-
-    def _check_arguments(self) -> None:
-        """Raise a TypeError if the function, or the class, does not take its arguments."""
-        func = unwrap(self.fn)
-        is_class = inspect.isclass(func)
-        if self.parts.function.options.spreads:
-            return  # the keyword arguments are known only with the first row
-        first = () if is_class else (["items"], *["key"] * (self.route is not None))
-        try:
-            inspect.signature(func).bind(*first, *self.args, **self.kwargs)
-        except TypeError as error:
-            raise TypeError(
-                f"step {self.name!r}: {error}; args= and kwargs= are given "
-                f"{'to the constructor' if is_class else 'after the list'}"
-            ) from None
-        except ValueError:  # builtins need not have a signature
-            return
-        if is_class and not any("__call__" in vars(each) for each in func.__mro__):
-            raise TypeError(
-                f"step {self.name!r}: instances of a class are called with a list, and this one "
-                "has no __call__"
-            )
 
     def _check_columns(self, which: str, given: Collection[Any]) -> None:
         """Raise an error unless `given`, the setting `which`, has names, and types of Arrow."""

@@ -12,20 +12,20 @@ pytest.importorskip("pyarrow")
 from batched.offline.failures import letter_text
 from batched.offline.progress.commit import Commit, Key, Letter
 from batched.offline.progress.store import Progress
-from batched.offline.report import dead_letters, error_type
+from batched.offline.report import dead_letters
 
 pytestmark = pytest.mark.once
 
 
-def test_dead_letters_hold_no_lock_between_their_pages(tmp_path: Path) -> None:
+def test_dead_letters_hold_no_lock_while_they_are_used(tmp_path: Path) -> None:
     path = tmp_path / "progress"
     error = letter_text("inference", "ValueError: no")
     failed: list[tuple[Key, int, str]] = [(f"k{n:05}", 0, error) for n in range(2500)]
     with closing(Progress(path)) as progress:
         progress.put_all({"steps": [{"name": "embed"}]})
         progress.commit([Commit(0, failed=failed)])
-        progress.order.note(0, [None, *[key for key, *_ in failed]])
-        progress.order.end(2501)
+        progress.note_source(0, [None, *[key for key, *_ in failed]])
+        progress.end_source(2501)
         progress.add_letters("source", [Letter(0, None, letter_text("source", "no JSON"))])
     found = []
     for letter in dead_letters(path):
@@ -34,15 +34,3 @@ def test_dead_letters_hold_no_lock_between_their_pages(tmp_path: Path) -> None:
             Progress(path).close()  # no run has locked it
     assert found[0] == (0, "", "source")
     assert found[1:] == [(key, "embed", "inference") for key, *_ in failed]
-
-
-@pytest.mark.parametrize(
-    ("error", "name"),
-    [
-        ("ValueError: no", "ValueError"),
-        ("KeyboardInterrupt", "KeyboardInterrupt"),
-        ("column 'out' cannot take this", "output"),
-    ],
-)
-def test_errors_are_counted_by_their_type_or_phase(error: str, name: str) -> None:
-    assert error_type("output", error) == name

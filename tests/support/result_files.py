@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from batched.offline.results.local import Result, Stamp
+from batched.offline.results.opening import Result, Stamp
 
 
 def fill(result: Result, columns: Mapping[str, Any]) -> Result:

@@ -3,8 +3,8 @@
 1. The connection locks the file for itself until it is closed. SQLite's lock ends with the process,
    however the process ends, and stays while the process is stopped.
 2. Threads share the connection, one at a time. Nothing else opens the file: a second descriptor of
-   this process, once closed, would take the locks along (POSIX). A small file next to it names the
-   owner, for the error of a second run. The lock may not hold on a disk of a network.
+   this process, once closed, would take the locks along (POSIX). The lock may not hold on a disk of
+   a network.
 3. A transaction is on disk once it is committed (`synchronous`), but for the order of the source,
    which is there with the next commit of rows.
 4. A file that is no progress file is read, and not written.
@@ -15,12 +15,10 @@
 from __future__ import annotations
 
 import errno
-import os
-import socket
 import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final
@@ -29,7 +27,7 @@ from ...errors import RunLocked, RunMismatch
 
 APPLICATION: Final = 0x62617463
 """Mark of a progress file in its header: "batc"."""
-LAYOUT: Final = 5
+LAYOUT: Final = 6
 """Version of its tables."""
 LOCK_S: Final = 0.2
 """Time for which the lock is waited for: of runs that open a new file together, one is to win."""
@@ -59,7 +57,6 @@ class Database:
         another layout, `OSError` if it cannot be opened or written.
         """
         self.path = path
-        self._owner = path.with_name(f"{path.name}.owner")
         self._lock = threading.Lock()  # held by the thread that uses the connection
         try:
             self._conn = sqlite3.connect(
@@ -76,14 +73,19 @@ class Database:
             raise
 
     def _take_over(self, conn: sqlite3.Connection, tables: str) -> None:
+        names = "schema_version", "application_id", "user_version"
         try:
             conn.execute("pragma locking_mode = exclusive")
-            new = self._check(conn)
+            found = [conn.execute(f"pragma {name}").fetchone()[0] for name in names]
+            if found[0] and found[1:] != [APPLICATION, LAYOUT]:
+                raise RunMismatch(
+                    f"{self.path} is no progress file of this version of batched (layout "
+                    f"{LAYOUT}); move it away, or finish with the version that wrote it"
+                )
             for setting in _SETTINGS:
                 conn.execute(f"pragma {setting}")
             conn.execute("begin immediate")
-            self._owner.write_text(f"the run of process {os.getpid()} on {socket.gethostname()}")
-            if new:
+            if not found[0]:
                 for statement in tables.split(";"):
                     conn.execute(statement)
                 conn.execute(f"pragma application_id = {APPLICATION}")
@@ -91,33 +93,13 @@ class Database:
             conn.execute("commit")
         except sqlite3.DatabaseError as error:
             if _code(error) == sqlite3.SQLITE_BUSY:
-                owner = ""
-                with suppress(FileNotFoundError):  # the file is just being opened, or closed
-                    owner = self._owner.read_text()
                 raise RunLocked(
-                    f"{self.path} is in use by {owner or 'another run'}; wait until that has "
-                    "ended, or end it: its committed rows stay"
+                    f"{self.path} is in use by another run; wait until that has ended, or end it: "
+                    "its committed rows stay"
                 ) from None
             if _code(error) == sqlite3.SQLITE_NOTADB:
                 raise RunMismatch(f"{self.path} is no progress file; move it away") from None
             raise
-
-    def _check(self, conn: sqlite3.Connection) -> bool:
-        """Return whether the file is new; raise `RunMismatch` if this version cannot use it."""
-        names = "schema_version", "application_id", "user_version"
-        (changes, application, layout) = [
-            conn.execute(f"pragma {name}").fetchone()[0] for name in names
-        ]
-        if not changes:
-            return True
-        if application != APPLICATION:
-            raise RunMismatch(f"{self.path} is a database, but no progress file; move it away")
-        if layout != LAYOUT:
-            raise RunMismatch(
-                f"{self.path} was written by another version of batched (layout {layout}; this one "
-                f"knows {LAYOUT}); finish with that version, or move the file away"
-            )
-        return False
 
     @contextmanager
     def use(self) -> Iterator[sqlite3.Connection]:
@@ -156,8 +138,6 @@ class Database:
     def close(self) -> None:
         """Close the file, and release its lock."""
         with self._lock:
-            with suppress(OSError):
-                self._owner.unlink()  # while the lock is held
             self._conn.close()
 
 

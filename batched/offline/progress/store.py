@@ -10,6 +10,9 @@
    uses that room again. A chunk with one row left stays whole.
 5. The file has no types of columns. The type of a column of the result is decided from the kinds of
    the values of all rows (`kinds`).
+6. Each window of the source is one transaction, before any of its rows is computed. Rows of the
+   table `source` before the present window belong to this run; later rows may belong to an earlier
+   run, and do not make a key stand twice.
 """
 
 from __future__ import annotations
@@ -19,17 +22,18 @@ import json
 import sqlite3
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from ..types.values import Kind
-from .chunks import decode_values, encode_chunks
+import pyarrow as pa
+
+from ..types.columns import Values
+from ..types.packing import unpack
+from ..types.values import Kind, Unfit, common_kind
 from .commit import Commit, Committed, Key, Letter, Status
 from .database import Database, insert, marks, windows
-from .order import SourceOrder
 
-PAGE: Final = 1000
-"""Dead letters that one query reads."""
 Phase = Literal["source", "output"]
 """Origin of a letter: the row could not be read, or the result cannot hold the row."""
 # `run`: notes. `rows`: one row of the source in one step. `chunks`: values. `source`: the order of
@@ -49,7 +53,7 @@ _LETTERS: Final = "select row, key, null, error from letters where phase = "
 _DEAD: Final = (
     f"{_LETTERS} 'source' union all "
     "select null, key, step, error from rows indexed by failed "
-    f"where status = 'failed' union all {_LETTERS} 'output' limit {PAGE} offset ?"
+    f"where status = 'failed' union all {_LETTERS} 'output'"
 )
 
 
@@ -67,8 +71,6 @@ class Progress(Database):
         """
         super().__init__(path, _TABLES)
         self._replaced = False  # whether rows were replaced: chunks may have lost their last row
-        self.order = SourceOrder(self)
-        """Order of the source; the reader adds to it."""
 
     # --- notes
 
@@ -94,34 +96,31 @@ class Progress(Database):
         A row that is committed already is replaced, and its results of later steps are dropped.
         """
         # compressed before the transaction, for which other threads wait
-        chunks = []
-        for step in sorted({commit.step for commit in commits}):
-            group = [each for each in commits if each.step == step and each.values is not None]
-            rows = [row for commit in group for row in commit.rows]
-            for count, stored in encode_chunks([each.values for each in group if each.values]):
-                chunks.append((step, rows[:count], stored))
-                del rows[:count]
-        ended = [
-            (key, commit.step, status, None, None, hashed, error[0] if error else None)
-            for commit in commits
-            for status, some in (("failed", commit.failed), ("filtered", commit.filtered))
-            for key, hashed, *error in some
-        ]
+        stored = [_chunks(commit.values) if commit.values else [] for commit in commits]
+        statement = "insert into chunks(step, kind, bytes, data) values (?, ?, ?, ?)"
         with self.transaction() as conn:
-            for commit in commits:
+            for commit, chunks in zip(commits, stored, strict=True):
+                step, rows = commit.step, iter(commit.rows)
                 _put(conn, commit.notes)
                 _add_letters(conn, "source", commit.letters)
-            for step, rows, stored in chunks:
-                statement = "insert into chunks(step, kind, bytes, data) values (?, ?, ?, ?)"
-                number = conn.execute(statement, (step, *stored)).lastrowid
-                self._store(
-                    conn,
-                    [
-                        (key, step, "ok", number, place, hashed, None)
-                        for place, (key, hashed) in enumerate(rows)
-                    ],
-                )
-            self._store(conn, ended)
+                for count, *chunk in chunks:
+                    at = conn.execute(statement, (step, *chunk)).lastrowid
+                    some = enumerate(islice(rows, count))
+                    self._store(
+                        conn,
+                        [
+                            (key, step, "ok", at, place, hashed, None)
+                            for place, (key, hashed) in some
+                        ],
+                    )
+                for status, ended in (("failed", commit.failed), ("filtered", commit.filtered)):
+                    self._store(
+                        conn,
+                        [
+                            (key, step, status, None, None, hashed, error[0] if error else None)
+                            for key, hashed, *error in ended
+                        ],
+                    )
 
     def _store(self, conn: sqlite3.Connection, rows: list[tuple[Any, ...]]) -> None:
         """Write `rows`. Where a row replaces another, drop its results of later steps."""
@@ -172,12 +171,13 @@ class Progress(Database):
 
     def chunk(self, number: int) -> list[Any]:
         """Return the columns of a chunk: lists of values, or arrays with a row for each value."""
-        (row,) = self._query("select bytes, data from chunks where id = ?", number)
-        return decode_values(*row)
+        ((size, data),) = self._query("select bytes, data from chunks where id = ?", number)
+        return unpack(data if len(data) == size else pa.decompress(data, size, "zstd", True))
 
-    def chunk_sizes(self) -> dict[int, int]:
-        """Return the size before compression of each chunk (bytes)."""
-        return dict(self._query("select id, bytes from chunks"))
+    @property
+    def nbytes(self) -> int:
+        """Size of all chunks before compression (bytes)."""
+        return int(self._query("select coalesce(sum(bytes), 0) from chunks")[0][0])
 
     def kinds(self, step: int) -> list[list[Kind] | None]:
         """Return the kinds of the columns in the chunks of a step.
@@ -188,6 +188,45 @@ class Progress(Database):
         return [kinds and ast.literal_eval(kinds) for (kinds,) in stored]
 
     # --- the source
+
+    def note_source(self, first: int, keys: Sequence[Key | None]) -> list[int]:
+        """Note keys of the source from row `first` on; return the places of keys noted before.
+
+        Callers note all keys, in order, and then call `end_source`. The second row of a key is
+        noted without a key, as is a row that has none.
+        """
+        twice: list[int] = []
+        noted = list(keys)
+        last = first + len(noted) - 1
+        with self.transaction(synced=False) as conn:
+            statement = "select key from source where row between ? and ? order by row"
+            standing = conn.execute(statement, (first, last)).fetchall()
+            if [key for (key,) in standing] == noted:  # as an earlier run has noted them
+                return twice
+            known: set[Key | None] = set()
+            for some in windows(noted):
+                statement = f"select key from source where key in ({marks(some)}) and +row < ?"
+                known.update([key for (key,) in conn.execute(statement, (*some, first))])
+            for place, key in enumerate(keys):
+                if key in known and key is not None:
+                    twice.append(place)
+                    noted[place] = None
+                known.add(key)
+            # a key may have moved here from a later row
+            insert(conn, "source", list(enumerate(noted, first)), "replace")
+        return twice
+
+    def end_source(self, rows: int) -> None:
+        """Note that the source has so many rows, all of which were noted.
+
+        Drop failed rows that the source no longer has: their dead letters are of no use.
+        """
+        with self.transaction() as conn:
+            conn.execute("delete from source where row >= ?", (rows,))
+            conn.execute(
+                "delete from rows where status = 'failed' and "
+                "not exists (select 1 from source where source.key = rows.key)"
+            )
 
     @property
     def source_rows(self) -> int:
@@ -202,15 +241,12 @@ class Progress(Database):
     def locate_values(self, first: int, size: int) -> list[tuple[int, int, int, int]]:
         """Return where the values of `size` rows of the source are, from row `first` on.
 
-        Each entry is a row, a step, the chunk of the value, and its place in the chunk. Entries are
-        sorted by row, then by step.
+        Each entry is a row, a step, the chunk of the value, and its place in the chunk.
         """
         return self._query(
             "select source.row, step, chunk, place from source join rows using (key) "
-            "where source.row >= ? and source.row < ? and status = 'ok' "
-            "order by source.row, step",
-            first,
-            first + size,
+            "where source.row >= ? and source.row < ? and status = 'ok'",
+            *(first, first + size),
         )
 
     def failures(self, first: int, size: int) -> dict[int, str]:
@@ -236,16 +272,22 @@ class Progress(Database):
         with self.transaction() as conn:
             _add_letters(conn, phase, letters)
 
-    def dead_letters(self, first: int = 0) -> list[dict[str, Any]]:
-        """Return up to `PAGE` dead letters from number `first` on; an empty list after the last.
+    def dead_letters(self) -> list[dict[str, Any]]:
+        """Return all dead letters.
 
         Rows that could not be read come first, by row. Rows that failed in a step follow, by step
-        and key, and then rows that the result cannot hold. A letter has the keys row, key, step,
+        and key, and then rows that the result cannot hold. A letter has the keys key, step,
         attempts, phase, error and traceback.
         """
-        page = self._query(_DEAD, first)
-        names = "row", "key", "step"
-        return [{**dict(zip(names, row, strict=False)), **json.loads(row[3])} for row in page]
+        names = [step["name"] for step in self.get("steps") or ()]
+        return [
+            {
+                "key": row if key is None else key,
+                "step": "" if step is None else names[step],
+                **json.loads(error),
+            }
+            for row, key, step, error in self._query(_DEAD)
+        ]
 
     def close(self) -> None:
         """Drop chunks without rows, close the file, and release its lock."""
@@ -258,6 +300,21 @@ class Progress(Database):
                         "(select chunk from rows where chunk is not null)"
                     )
         super().close()
+
+
+def _chunks(values: Values) -> list[tuple[int, str | None, int, bytes]]:
+    """Return chunks of values, each with its rows, its kinds and its size before compression.
+
+    Kinds are the `repr` of a list; None if values of a column have no common kind.
+    """
+    kinds = None
+    with suppress(Unfit):
+        kinds = repr(list(map(common_kind, values.kinds)))
+    return [
+        # bytes of the same number are not compressed
+        (rows, kinds, len(data), min(data, pa.compress(data, "zstd", asbytes=True), key=len))
+        for rows, data in values.packed
+    ]
 
 
 def _put(conn: sqlite3.Connection, values: Mapping[str, Any]) -> None:

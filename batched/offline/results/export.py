@@ -14,9 +14,8 @@ from ..sources.base import WINDOW_ROWS, Rows, RowSource
 from ..types.columns import Columns, Kinds
 from ..types.values import read_column
 from ..uris import is_remote, without_credentials
-from .local import Stamp
 from .merge import Merge
-from .opening import open_result
+from .opening import Stamp, open_result
 
 
 def export(

@@ -21,7 +21,7 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import date, time, timedelta
 from decimal import Decimal
@@ -48,7 +48,8 @@ PART_BYTES: Final = 1 << 30
 TEXT: Final = "string", "binary"
 """Ends of the names of Arrow's types of text and bytes."""
 
-LINE_END = b"\r\n"  # RFC 4180
+LINE_END: Final = "\r\n"  # RFC 4180
+ESCAPED: Final = "backslashreplace"  # of lone surrogates
 QUOTED = re.compile('[",\r\n]').search
 
 
@@ -60,16 +61,9 @@ class Parquet:
     """
 
     def __init__(self, targets: Iterator[Any], schema: pa.Schema) -> None:
-        # row groups may have different dictionaries, and their union may overflow the index
-        self._schema = pa.schema(
-            [
-                field.with_type(kind.value_type) if pa.types.is_dictionary(kind) else field
-                for field, kind in zip(schema, schema.types, strict=True)
-            ],
-            schema.metadata,
-        )
+        self._schema = schema
         # a dictionary of numbers rarely pays
-        texts = [each.name for each in self._schema if str(each.type).endswith(TEXT)]
+        texts = [each.name for each in schema if str(each.type).endswith(TEXT)]
         self._dictionaries: Any = texts or False
         self._targets = targets
         self._open(next(targets))
@@ -87,7 +81,7 @@ class Parquet:
         if is_full and (target := next(self._targets, None)) is not None:
             self.close()
             self._open(target)
-        self._group.append(table.cast(self._schema))
+        self._group.append(table)
         group = pa.concat_tables(self._group)  # without a copy
         if group.num_rows >= GROUP_ROWS or group.nbytes >= GROUP_BYTES:
             self._end_group()
@@ -115,23 +109,26 @@ class Lines:
     def __init__(self, target: Path, names: list[str], *, is_json: bool) -> None:
         self._file = open(target, "wb", buffering=1 << 20)  # noqa: SIM115  # `close` does
         self._names = names
-        self._lines = _json_lines if is_json else _csv_lines
+        self._is_json = is_json
         if not is_json:
             self.write({name: [name] for name in names})
 
     def write(self, columns: Mapping[str, list[Any]]) -> None:
         """Write rows as columns of canonical values."""
-        values = [columns[name] for name in self._names]
-        self._file.write(b"".join(self._lines(self._names, zip(*values, strict=True))))
+        names = self._names
+        rows = zip(*[columns[name] for name in names], strict=True)
+        if self._is_json:
+            lines = [_json(dict(zip(names, row, strict=True))) + b"\n" for row in rows]
+        else:
+            # a line without any character would be no row to most readers
+            none = "" if len(names) > 1 else '""'
+            cells = [[none if value is None else _cell(value) for value in row] for row in rows]
+            lines = [(",".join(row) + LINE_END).encode(errors=ESCAPED) for row in cells]
+        self._file.write(b"".join(lines))
 
     def close(self) -> None:
         """Write the rest. A second call does nothing."""
         self._file.close()
-
-
-def _json_lines(names: list[str], rows: Iterator[Sequence[Any]]) -> list[bytes]:
-    """Return each row as a line of JSON."""
-    return [_json(dict(zip(names, row, strict=True))) + b"\n" for row in rows]
 
 
 def _json(value: Any) -> bytes:
@@ -144,7 +141,7 @@ def _json(value: Any) -> bytes:
         text = orjson.dumps(value, _plain, orjson.OPT_SERIALIZE_NUMPY)
         if b"null" not in text or _is_finite(value):
             return text
-    return _STANDARD.encode(value).encode(errors="backslashreplace")
+    return _STANDARD.encode(value).encode(errors=ESCAPED)
 
 
 def _is_finite(value: Any) -> bool:
@@ -183,28 +180,6 @@ def _plain(value: Any) -> Any:
 
 
 _STANDARD: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_plain)
-
-
-def _csv_lines(names: list[str], rows: Iterator[Sequence[Any]]) -> list[bytes]:
-    """Return each row as a line of CSV."""
-    # a line without any character would be no row to most readers
-    none = "" if len(names) > 1 else '""'
-    return [
-        ",".join([none if value is None else _cell(value) for value in row]).encode() + LINE_END
-        for row in rows
-    ]
-
-
-def find_surrogates(column: Sequence[Any]) -> list[int]:
-    """Return the places of texts with lone surrogates, which UTF-8 has no bytes for."""
-    found = []
-    for place, value in enumerate(column):
-        if isinstance(value, str) and not value.isascii():
-            try:
-                value.encode()
-            except UnicodeEncodeError:
-                found.append(place)
-    return found
 
 
 def _cell(value: Any) -> str:

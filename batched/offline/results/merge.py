@@ -9,22 +9,24 @@
    letters of phase `output` of this result; their values stay committed. Text takes all values.
 4. A row never gets the result of another one: the keys that are read now must be the keys that the
    run has read, and the files must be unchanged until the result appears.
-5. At most `PIECE_BYTES` of results are joined at once, and chunks are read as they come.
+5. Rows are joined window by window. Chunks that were read last stay in memory: a source in another
+   order than that of the run reads chunks again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
+from itertools import chain
 from typing import Any, Final
 
 import numpy as np
 import orjson
 import pyarrow as pa
 
-from ...errors import SourceError
+from ...errors import RunStopped, SourceError
 from ..failures import letter_text
 from ..progress.commit import Letter
 from ..progress.store import Progress
@@ -32,15 +34,15 @@ from ..sources.base import Source, Window
 from ..sources.keys import keys_of
 from ..types.columns import Columns, Kinds, fit, without_empty
 from ..types.packing import join
-from ..types.values import arrow_type, unify
-from .committed import Committed
-from .formats import Parquet, find_surrogates
-from .local import Result, Stamp
+from ..types.values import Kind, arrow_type, read_column, unify
+from .opening import Result, Stamp
 
 WINDOW_ROWS: Final = 8192
-"""Rows of the source that are read at once."""
-PIECE_BYTES: Final = 32 << 20
-"""Bytes of results that are joined at once, unless one row has more."""
+"""Rows of the source that are joined at once, at most."""
+WINDOW_BYTES: Final = 32 << 20
+"""Bytes of results that a window has on average, at most."""
+CACHED: Final = 32
+"""Chunks that are kept in memory for later rows."""
 ERROR: Final = "_error"
 """Column of the reasons why rows failed."""
 
@@ -59,20 +61,7 @@ class Merge:
     """Key column of the source, if there is one."""
     keep_failed: bool = False
     _kinds: dict[str, Any] = field(default_factory=dict)  # or Arrow types, by column; None: text
-    _is_csv: bool = False
     _misfits: dict[int, str] = field(default_factory=dict)  # reasons by place in the window
-
-    def check(self, result: Result) -> None:
-        """Raise `SourceError` if Parquet has no type for a kept column."""
-        if result.is_typed and self.source.schema is not None:
-            fields = [field for field in self.source.schema if self._is_kept(field.name)]
-            try:
-                Parquet(iter([pa.BufferOutputStream()]), pa.schema(fields)).close()
-            except pa.ArrowException as error:
-                raise SourceError(
-                    f"Parquet cannot hold a column of {self.source.name}: {error}; keep=[...] "
-                    "leaves columns out of the result"
-                ) from error
 
     def write(
         self,
@@ -86,36 +75,56 @@ class Merge:
         `kept` has the columns of the source in order, with their kinds unless they are Arrow's.
         `note_letters` gets the rows left out by rule 3; an error of it ends the merge.
         """
-        self.progress.clear_letters("output")
-        self._is_csv = result.suffix == ".csv"
+        progress = self.progress
+        progress.clear_letters("output")
         schema = self.source.schema
         names = [*filter(self._is_kept, kept if schema is None else schema.names)]
         self._kinds = dict.fromkeys([*names, *self._last_steps, *[ERROR] * self.keep_failed])
         columns: Any = list(self._kinds)
-        values = Committed(self.progress, len(self.columns))
         if result.is_typed:
             known = {name: without_empty(kind.final()) for name, kind in kept.items()}
             known |= {field.name: field.type for field in schema or ()}
-            known |= {ERROR: "str"} | self._kinds_of_steps(values)
+            known |= {ERROR: "str"} | self._kinds_of_steps()
             self._kinds = {name: known[name] for name in columns}
             columns = pa.schema([(name, arrow_type(kind)) for name, kind in self._kinds.items()])
-        rows = result.create(columns)
+        try:
+            rows = result.create(columns)
+        except pa.ArrowException as error:
+            raise SourceError(
+                f"Parquet cannot hold a column of {self.source.name}: {error}; keep=[...] leaves "
+                "columns out of the result"
+            ) from error
+        good, dead = 0, list[Letter]()
         try:
             read = [*names, *filter(None, [self.key])]
-            for window in self.source.windows(read, WINDOW_ROWS, required=[]):
+            for window in self.source.windows(read, self._window_rows, required=[]):
                 self._check_rows(window)
-                for piece, letters in self._join(window, values):
-                    if letters:
-                        self.progress.add_letters("output", letters)
-                        note_letters(letters)
-                    rows.write(pa.table(piece, columns) if result.is_typed else piece)
+                piece, ok, letters = self._join(window)
+                good += ok
+                if letters:
+                    dead = letters
+                    progress.add_letters("output", letters)
+                    note_letters(letters)
+                rows.write(pa.table(piece, columns) if result.is_typed else piece)
             rows.close()
             self.source.check_unchanged()
+            if dead and not good:
+                why = orjson.loads(dead[-1].error)["error"]
+                raise RunStopped(f"none of the rows has a result: {why}")
             return result.publish(note)
         finally:
             with suppress(Exception):  # most likely of a full disk
                 rows.close()
             result.abort()
+
+    @cached_property
+    def _window_rows(self) -> int:
+        rows, size = self.progress.source_rows, self.progress.nbytes
+        return max(1, min(WINDOW_ROWS, WINDOW_BYTES * rows // (size + 1)))
+
+    @cached_property
+    def _chunk(self) -> Callable[[int], Sequence[Any]]:
+        return lru_cache(CACHED)(self.progress.chunk)
 
     @cached_property
     def _last_steps(self) -> dict[str, int]:
@@ -127,14 +136,29 @@ class Merge:
             return False
         return self.keep is None or name in self.keep
 
-    def _kinds_of_steps(self, values: Committed) -> dict[str, Any]:
+    def _kinds_of_steps(self) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for number, columns in enumerate(self.columns):
-            kinds = values.final_kinds(number, len(columns.names))
-            for name, kind in zip(columns.names, kinds, strict=True):
+            for name, kind in zip(columns.names, self._final_kinds(number), strict=True):
                 kind = unify(without_empty(kind), "null" if self.keep_failed else "unseen")
                 found[name] = columns.declared.get(name) or kind
         return found
+
+    def _final_kinds(self, step: int) -> list[Kind]:
+        """Return the kinds of a step's columns: of its chunks, or of all values in a conflict."""
+        stored = self.progress.kinds(step)
+        kinds = [Kinds() for _ in self.columns[step].names]
+        for each in filter(None, stored):
+            for kind, one in zip(kinds, each, strict=True):
+                kind.add({one: 1})
+        if None in stored or not all(kind.agree for kind in kinds):
+            kinds = [Kinds() for _ in kinds]
+            for first in range(0, self.progress.source_rows, self._window_rows):
+                chunks, places = self._locate(first, self._window_rows)
+                read = self._read(step, chunks[step], places[step])
+                for kind, column in zip(kinds, read, strict=True):
+                    kind.add(read_column(column)[1])
+        return [kind.final() for kind in kinds]
 
     def _check_rows(self, window: Window) -> None:
         """Raise `SourceError` if the run has read other rows."""
@@ -153,58 +177,69 @@ class Merge:
                 "rows that are as they were are not computed again"
             )
 
-    def _join(
-        self, window: Window, values: Committed
-    ) -> Iterator[tuple[dict[str, Any], list[Letter]]]:
-        """Yield the columns of consecutive rows of the result, and rows that it cannot take."""
+    def _join(self, window: Window) -> tuple[dict[str, Any], int, list[Letter]]:
+        """Return the columns of a window, its good rows, and letters for rows left out."""
         first, size = window.first, window.size
-        ok, sizes = values.find(first, size)
+        chunks, places = self._locate(first, size)
+        ok = (chunks > 0).all(0)
         ok[list(window.faults)] = False
         misfits = self._misfits = {}
         kept = {
             name: self._kept_column(window, name) for name in self._kinds if self._is_kept(name)
         }
         misfits |= window.faults  # some values have no form as text
-        failures = self.progress.failures(first, size) if self.keep_failed else {}
-        failed = {row - first: orjson.loads(error)["error"] for row, error in failures.items()}
-        pieces = np.cumsum(sizes) // PIECE_BYTES
-        for places in np.split(np.arange(size), np.flatnonzero(np.diff(pieces)) + 1):
-            piece = slice(places[0], places[-1] + 1)
-            columns = {name: column[piece] for name, column in kept.items()}
-            for step in range(len(self.columns)):
-                columns |= self._gather(step, values, first, places)
-            for name, column in columns.items() if self._is_csv else ():
-                for at in find_surrogates(column):
-                    reason = "CSV cannot hold a text with a lone surrogate"
-                    misfits[int(places[at])] = f"column {name!r}: {reason}"
-                    columns[name] = column = [*column[:at], None, *column[at + 1 :]]
-            odd = [place for place in misfits if place in places and ok[place]]
-            ok[odd] = False
-            keys = self.progress.keys_of_rows(first, size) if odd else {}
-            letters = [
-                Letter(row := first + place, keys[row], letter_text("output", misfits[place]))
-                for place in odd
-            ]
-            shown = ok[piece]
-            if self.keep_failed:
-                reasons = failed | {place: misfits[place] for place in odd}
-                columns[ERROR] = [reasons.get(place) for place in places.tolist()]
-                shown = shown | np.isin(places, list(reasons))
-            shown = np.flatnonzero(shown)
-            yield {name: _take(columns[name], shown) for name in self._kinds}, letters
+        rows = np.flatnonzero(ok)
+        computed: dict[str, Any] = {}
+        for step, columns in enumerate(self.columns):
+            read = self._read(step, chunks[step, rows], places[step, rows])
+            for name, column in zip(columns.names, read, strict=True):
+                if self._last_steps[name] == step:  # no later step replaces it
+                    computed[name] = self._fit(name, column, rows)
+        back = np.full(size, -1)  # place of a row in `computed`
+        back[rows] = np.arange(len(rows))
+        odd = sorted([row for row in misfits if ok[row]])
+        ok[odd] = False
+        back[odd] = -1
+        keys = self.progress.keys_of_rows(first, size) if odd else {}
+        letters = [
+            Letter(first + row, keys[first + row], letter_text("output", misfits[row]))
+            for row in odd
+        ]
+        shown = ok
+        if self.keep_failed:
+            failures = self.progress.failures(first, size)
+            reasons = {row - first: orjson.loads(error)["error"] for row, error in failures.items()}
+            reasons |= {row: misfits[row] for row in odd}
+            kept[ERROR] = [reasons.get(row) for row in range(size)]
+            shown = ok | np.isin(np.arange(size), list(reasons))
+        shown = np.flatnonzero(shown)
+        piece = {
+            name: _take(computed[name], back[shown])
+            if name in computed
+            else _take(kept[name], shown)
+            for name in self._kinds
+        }
+        return piece, int(ok.sum()), letters
 
-    def _gather(self, step: int, values: Committed, first: int, places: Any) -> dict[str, Any]:
-        """Return the columns of a step for rows of a window; null where a row has no value."""
-        parts = list(values.read(step, first + places))
-        order = np.concatenate([[], *[part for part, _ in parts]]).astype(int)
-        back = np.full(len(places), -1)
-        back[order] = np.arange(len(order))
-        gathered: dict[str, Any] = {}
-        for number, name in enumerate(self.columns[step].names):
-            if self._last_steps[name] == step:  # no later step replaces it
-                column = join([columns[number] for _, columns in parts])
-                gathered[name] = _take(self._fit(name, column, places[order]), back)
-        return gathered
+    def _locate(self, first: int, size: int) -> Any:
+        """Return chunks and places of the values of rows, by step; chunk 0: there is none."""
+        found = np.zeros((2, len(self.columns), size), int)
+        flat = list(chain.from_iterable(self.progress.locate_values(first, size)))
+        row, step, chunk, place = np.array(flat, int).reshape(-1, 4).T
+        found[:, step, row - first] = chunk, place
+        return found
+
+    def _read(self, step: int, chunks: Any, places: Any) -> list[Any]:
+        """Return the columns of a step, for the rows that have a value."""
+        if not chunks.any():
+            return [[] for _ in self.columns[step].names]
+        order, parts = [], []
+        for number in np.unique(chunks[chunks > 0]).tolist():
+            rows = np.flatnonzero(chunks == number)
+            order.append(rows)
+            parts.append([_take(column, places[rows]) for column in self._chunk(number)])
+        back = np.argsort(np.concatenate(order))
+        return [_take(join(column), back) for column in zip(*parts, strict=True)]
 
     def _fit(self, name: str, column: Any, places: Any) -> Any:
         """Return a column of the final kind; note values that do not fit by their places."""
@@ -231,7 +266,10 @@ class Merge:
 
 
 def _take(column: Any, places: Any) -> Any:
-    """Return the values of a list or an Arrow array at these places; a place below 0 is null."""
+    """Return the values of a column at these places; a place of -1 is null."""
     if isinstance(column, list):
-        return [None if place < 0 else column[place] for place in places.tolist()]
+        padded = [*column, None]
+        return [padded[place] for place in places.tolist()]
+    if isinstance(column, np.ndarray):
+        return column[places]
     return column.take(pa.array(places, pa.int64(), mask=places < 0))

@@ -118,7 +118,7 @@ class Reader:
         for window in self._source.windows(columns, WINDOW, required=plan.columns):
             yield self._find(window)
             rows = window.first + window.size
-        self._progress.order.end(rows)
+        self._progress.end_source(rows)
         yield Reading(last=True)
 
     def _find(self, window: Window) -> Reading:
@@ -130,7 +130,7 @@ class Reader:
         if self._source.schema is None:
             self._kept.check(window)
         usable = [None if place in faults else key for place, key in enumerate(keys)]
-        for place in self._progress.order.note(window.first, usable):
+        for place in self._progress.note_source(window.first, usable):
             window.note_fault(
                 place,
                 f"the key {keys[place]!r} stands twice in the source, here and in an earlier row; "

@@ -142,7 +142,7 @@ class Run:
             return self._counts["read"], False
         if self._source.rows is not None:
             return self._source.rows, False
-        return self._source.estimate_rows(), True
+        return self._source.estimate, True
 
     def _open(self) -> int:
         return sum([room.open for room in self._rooms])

@@ -21,7 +21,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from ...errors import SourceError
-from ..types.arrow import plain_type, to_python, without_views
+from ..types.arrow import plain_type, to_python
 from .errors import check_names, explain, lack, missing_column, refusing, row_name
 from .files import Files
 
@@ -73,7 +73,7 @@ class Window:
 
     def _convert(self, name: str, array: Any, place: int = 0) -> list[Any]:
         try:
-            return to_python(array, vectors=True)
+            return to_python(array)
         except (pa.ArrowException, ValueError, OverflowError) as error:
             if len(array) > 1:
                 each = [self._convert(name, array.slice(at, 1), at) for at in range(len(array))]
@@ -105,6 +105,8 @@ class Source:
     """Number of rows that are read at most; None: all."""
     schema: Any = None
     """Arrow's schema of all columns; None if rows are Python's."""
+    estimate: int | None = None
+    """Number of rows, estimated when the source was opened; None without an estimate."""
     _windows: Callable[[Sequence[str] | None, int, Sequence[str]], Iterator[Window]]
 
     def __init__(
@@ -132,8 +134,7 @@ class Source:
     ) -> Iterator[Window]:
         """Read all rows from the first on, at most `size` at once, with `columns` (None: all).
 
-        A row that lacks a column in `required` (None: in `columns`) is a fault. A source without a
-        row that has a column in `columns` is refused with `SourceError`.
+        A row that lacks a column in `required` (None: in `columns`) is a fault.
         """
         needed = columns or () if required is None else required
         known = self.columns
@@ -141,10 +142,6 @@ class Source:
             if known is not None and column not in known:
                 raise missing_column(column, self.name, known)
         return self._windows(columns, size, needed)
-
-    def estimate_rows(self) -> int | None:
-        """Return the number of rows, estimated if it is not known yet; None without an estimate."""
-        return self.rows
 
     def check_unchanged(self) -> None:
         """Raise `SourceError` if files changed since the source was opened."""
@@ -164,7 +161,6 @@ class RowSource(Source):
         self, columns: Sequence[str] | None, size: int, required: Sequence[str]
     ) -> Iterator[Window]:
         first, needed = 0, set(required)
-        unseen, seen = set(columns or ()) - needed, dict[Any, None]()
         for rows, lines in gather(islice(self._read(), self.limit), size, self.name):
             window = Window(first, len(rows), {}, lines=lines)
             for place, row in enumerate(rows):
@@ -182,18 +178,9 @@ class RowSource(Source):
             if odd := [name for name in names if not isinstance(name, str)]:
                 raise SourceError(f"{self.name} has a column {shorten(odd[0])}; names are strings")
             window.columns = {name: [row.get(name) for row in rows] for name in names}
-            if unseen:
-                seen = dict.fromkeys(chain.from_iterable(rows))
-                unseen -= seen.keys()
             first += len(rows)
-            self._note(first)
             yield window
-        if first and unseen:
-            raise missing_column(min(unseen), self.name, list(map(str, seen)))
         self.rows = first
-
-    def _note(self, rows: int) -> None:
-        """Note that the first `rows` rows are read, in the thread that reads."""
 
 
 def _fault(row: Any, required: Sequence[str]) -> str | None:
@@ -242,7 +229,7 @@ class ArrowSource(Source):
         """Make a source; `read` reads record batches of columns, `about` goes to `Source`."""
         super().__init__(name, **about)
         self._read = read
-        self.schema = pa.schema([part.with_type(without_views(part.type)) for part in schema])
+        self.schema = pa.schema([part.with_type(plain_type(part.type)) for part in schema])
         self.columns = self.schema.names
         check_names(name, schema.names)
 
@@ -257,7 +244,7 @@ class ArrowSource(Source):
         with refusing(lambda: f"{row_name(first)} of {self.name}, or one soon after it,"):
             for whole in self._read(read):
                 left = None if self.limit is None else self.limit - first
-                batch = conform(whole.slice(0, left), schema, {})
+                batch = conform(whole.slice(0, left), schema)
                 room = batch.num_rows * WINDOW_BYTES // max(1, batch.nbytes)
                 step = max(1, min(size, room))
                 for offset in range(0, batch.num_rows, step):
@@ -282,12 +269,12 @@ def unify(schemas: Sequence[Any], name: str) -> Any:
     return found
 
 
-def conform(batch: Any, schema: Any, constants: Mapping[str, Any]) -> Any:
-    """Return a batch with the columns of a schema; a missing one is a constant, or null."""
+def conform(batch: Any, schema: Any) -> Any:
+    """Return a batch with the columns of a schema; a missing one is null."""
     arrays = [
         batch.column(each.name).cast(each.type)
         if each.name in batch.schema.names
-        else pa.repeat(pa.scalar(constants.get(each.name), each.type), batch.num_rows)
+        else pa.nulls(batch.num_rows, each.type)
         for each in schema
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)

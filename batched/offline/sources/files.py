@@ -1,8 +1,8 @@
 """Files of a source: paths, lists of paths, globs and folders, on a disk or behind a URI.
 
 1. Files are read in the sorted order of their paths, as one source; all have one format.
-2. A folder stands for all Parquet and IPC files in it and in folders below, except names that begin
-   with "." or "_". Text files are named by paths or globs.
+2. A folder stands for all Parquet files in it and in folders below, except names that begin with
+   "." or "_". Text files are named by paths or globs.
 3. Paths are absolute from the start; the working directory may change.
 4. A file is known by its size and its time of change.
 """
@@ -15,9 +15,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import cached_property, partial
-from glob import glob
 from pathlib import Path
-from posixpath import commonpath, splitext
+from posixpath import splitext
 from typing import Any, Final
 
 from pyarrow import fs
@@ -26,8 +25,8 @@ from ...errors import SourceError
 from ..uris import is_remote, open_filesystem, without_credentials
 from .errors import refusing
 
-TABLES: Final = {".parquet": "parquet", **dict.fromkeys([".arrow", ".feather", ".ipc"], "ipc")}
-"""Formats of tables, by suffix."""
+TABLE: Final = ".parquet"
+"""Suffix of tables."""
 
 TEXTS: Final = {
     **dict.fromkeys([".jsonl", ".ndjson", ".json"], "json"),
@@ -67,13 +66,13 @@ class Files:
 
     @cached_property
     def format(self) -> str:
-        """Format of the files, one of the values of `TABLES` and `TEXTS`."""
+        """Format of the files, `TABLE` or one of the values of `TEXTS`."""
         formats = {format_of(path): path for path in self.found}
         if path := formats.get(""):
             raise SourceError(
                 f"{self.show(path)!r}: the suffix is {splitext(path)[1]!r}; files that can be read "
-                f"end in {', '.join([*TABLES, *TEXTS])}; after a suffix of text may come "
-                f"{', '.join(COMPRESSED)}"
+                f"end in {', '.join([TABLE, *TEXTS])}; after a suffix of text may come "
+                f"{', '.join(COMPRESSED)}; other tables are passed as pyarrow.dataset.dataset(path)"
             )
         if len(formats) > 1:
             raise SourceError(
@@ -83,20 +82,17 @@ class Files:
 
     def _find(self) -> dict[str, tuple[int, int | None]]:
         found = {}
-        bases = []
         for pattern in self._patterns:
             with refusing(partial(repr, self.show(pattern))):
-                base, files = _search(self.filesystem, pattern)
+                files = _search(self.filesystem, pattern)
             files = [file for file in files if file.is_file]
-            bases.append(base)
             if not files:
                 raise SourceError(
-                    f"no file matches {self.show(pattern)!r}; a folder is read for its Parquet and "
-                    "IPC files, text by a glob such as 'folder/*.jsonl', and a list of texts as "
+                    f"no file matches {self.show(pattern)!r}; a folder is read for its Parquet "
+                    "files, text by a glob such as 'folder/*.jsonl', and a list of texts as "
                     "[{'text': text} for text in texts]"
                 )
             found.update({file.path: (file.size, file.mtime_ns) for file in files})
-        self.base = commonpath(bases)
         return dict(sorted(found.items()))
 
     def check_unchanged(self) -> None:
@@ -126,7 +122,7 @@ def format_of(path: str) -> str:
     stem, suffix = splitext(path.lower())
     if suffix in COMPRESSED:
         return TEXTS.get(splitext(stem)[1], "")
-    return {**TABLES, **TEXTS}.get(suffix, "")
+    return TABLE if suffix == TABLE else TEXTS.get(suffix, "")
 
 
 def _locate(given: str) -> tuple[Any, str, str]:
@@ -144,24 +140,25 @@ def _locate(given: str) -> tuple[Any, str, str]:
     return fs.LocalFileSystem(), Path(path).as_posix(), ""
 
 
-def _search(filesystem: Any, pattern: str) -> tuple[str, list[Any]]:
-    """Return the folder before a wildcard, and `pyarrow.fs.FileInfo` of files, perhaps of more."""
+def _search(filesystem: Any, pattern: str) -> list[Any]:
+    """Return `pyarrow.fs.FileInfo` of files, perhaps of more."""
     info = filesystem.get_file_info(pattern)
     if info.type == fs.FileType.Directory:
         files = filesystem.get_file_info(fs.FileSelector(pattern, recursive=True))
-        return pattern, [file for file in files if _is_table(file.path[len(pattern) :])]
+        return [file for file in files if _is_table(file.path[len(pattern) :])]
     if info.is_file or not _WILDCARD.search(pattern):
-        return pattern.rpartition("/")[0] or "/", [info]  # brackets and all
+        return [info]  # brackets and all
     base = _WILDCARD.split(pattern)[0].rpartition("/")[0] or "/"
-    if filesystem.type_name == "local":
-        paths = [Path(path).as_posix() for path in glob(pattern, recursive=True)]
-        return base, filesystem.get_file_info(paths)
-    files = filesystem.get_file_info(fs.FileSelector(base, allow_not_found=True, recursive=True))
-    return base, [file for file in files if _matches(file.path, pattern)]
+    is_deep = "/" in pattern[len(base) + 1 :]
+    files = filesystem.get_file_info(fs.FileSelector(base, allow_not_found=True, recursive=is_deep))
+    is_hidden = re.compile(r"/\.").search
+    shows_all = "/." in pattern
+    files = [file for file in files if shows_all or not is_hidden(file.path, len(base))]
+    return [file for file in files if _matches(file.path, pattern)]
 
 
 def _is_table(path: str) -> bool:
-    return splitext(path.lower())[1] in TABLES and not re.search("/[._]", path)
+    return splitext(path.lower())[1] == TABLE and not re.search("/[._]", path)
 
 
 def _matches(path: str, pattern: str) -> bool:

@@ -17,7 +17,7 @@ from .base import Window
 Key = str | int
 """Identity of a row; integers are signed and of 64 bits, as SQLite has them."""
 
-KINDS: Final = {"str", "int53", "int64"}
+KINDS: Final = {"str", "int"}
 """Kinds of values that are keys."""
 
 

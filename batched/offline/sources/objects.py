@@ -89,21 +89,22 @@ def open_object(source: Any, spool: Path, limit: int | None) -> Source:
     kind = type(source)
     package = kind.__module__.split(".")[0]
     name = f"the {kind.__name__}" if package == "builtins" else f"the {package} {kind.__name__}"
-    if package == "polars" and kind.__name__ == "LazyFrame":
+    if isinstance(source, Mapping):
         raise SourceError(
-            "a polars LazyFrame is a query, not rows: pass its .collect(), or where that is too "
-            "large the path of a file that its .sink_parquet() wrote"
+            f"{name} is no list of rows; pass one of its splits, or a dict of columns as "
+            "pyarrow.table(...)"
         )
     if hasattr(source, "with_format") and hasattr(source, "num_rows"):
-        if not isinstance(source.num_rows, int):
-            raise SourceError(f"{name} has several splits; pass one of {list(source.num_rows)}")
         return _open_dataset(source, name)
     if package == "ray" and hasattr(source, "iter_batches"):
         return _open_ray(source, name, spool, limit)
     if package == "pyarrow" and hasattr(source, "get_fragments"):
-        from .tables import open_dataset
+        from .tables import scan
 
-        return open_dataset(source, name)
+        return scan(name, source)
+    if package == "polars":
+        frame = source.collect() if kind.__name__ == "LazyFrame" else source
+        source = frame.to_arrow()  # which has no views of text
     if hasattr(source, "__arrow_c_stream__"):
         try:
             reader = pa.RecordBatchReader.from_stream(source)
@@ -117,10 +118,6 @@ def open_object(source: Any, spool: Path, limit: int | None) -> Source:
         except (pa.ArrowException, TypeError) as error:
             raise SourceError(f"{name} is no Arrow table: {error}") from error
         return spool_batches(reader, name, spool, limit, reader.close)
-    if isinstance(source, Mapping):
-        raise SourceError(
-            f"{name} is no list of rows; a dict of columns is made one by pyarrow.table(...)"
-        )
     if hasattr(source, "__len__") and hasattr(source, "__getitem__"):
         return _open_sequence(source, name)
     try:

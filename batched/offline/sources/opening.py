@@ -17,7 +17,7 @@ from typing import Any
 
 from ...errors import SourceError
 from .base import Fault, Rows, RowSource, Source
-from .files import TABLES, find_files
+from .files import TABLE, find_files
 from .objects import open_object
 from .spool import spool_rows
 from .text import Text, TextSource, read_json
@@ -55,8 +55,9 @@ def open_source(source: object, *, spool: Path, limit: int | None = None) -> Sou
     """
     opened = _open(source, spool, limit)
     opened.limit = limit
-    if opened.rows is not None and limit is not None:
-        opened.rows = min(opened.rows, limit)
+    if limit is not None:
+        opened.rows = opened.rows and min(opened.rows, limit)
+        opened.estimate = opened.estimate and min(opened.estimate, limit)
     return opened
 
 
@@ -72,7 +73,7 @@ def _open(source: Any, spool: Path, limit: int | None) -> Source:
     if not given or not all(isinstance(path, str | os.PathLike) for path in given):
         return open_object(source, spool, limit)
     files = find_files(list(map(os.fspath, given)))
-    if form is None and files.format in TABLES.values():
+    if form is None and files.format == TABLE:
         from .tables import open_tables  # loads pandas, which takes long
 
         return open_tables(files)

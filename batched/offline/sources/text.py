@@ -12,6 +12,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from csv import QUOTE_MINIMAL, QUOTE_NONE, field_size_limit, reader
 from csv import Error as CsvError
 from dataclasses import dataclass
@@ -41,6 +42,7 @@ _LARGEST_FIELD: Final = 1 << 30
 """Bytes of a CSV value; the standard library's 128 KiB are less than many a document."""
 
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+
 
 _TO_ZEROS: Final = bytes.maketrans(b"123456789", b"000000000")
 _LONG_NUMBER: Final = b"0" * 19
@@ -89,7 +91,7 @@ def jsonl(path: Paths, *, encoding: str = "utf-8") -> Text:
 
 
 class TextSource(RowSource):
-    """Text files, and the place that reading has come to."""
+    """Text files."""
 
     files: Files
 
@@ -97,29 +99,32 @@ class TextSource(RowSource):
         """Take files of text, and how they are written."""
         super().__init__(files.name, self._read_all, files=files)
         self._form = form
-        self._names: list[str] = []  # of the columns of CSV
-        self._before = 0  # bytes of files that are read to the end
-        self._file: Any = None  # file that is being read
-        self._seen = (0, 0)  # rows, and bytes that held them
         self._delimiter = form.delimiter or ("\t" if form.format == "tsv" else ",")
         if form.format != "json":
             field_size_limit(max(field_size_limit(), _LARGEST_FIELD))
             headers = map(self._find_names, files.found, files.paths)
             self.columns = list(dict.fromkeys(chain.from_iterable(headers)))
+        self.estimate = self._estimate()
 
     def _read_all(self) -> Rows:
-        self._before = 0
         parse: Parser = self._read_csv if self.columns else read_json
-        for path, (size, _) in self.files.found.items():
+        for path in self.files.found:
             yield from self._read_file(path, parse)
-            self._before += size
+
+    def _estimate(self) -> int | None:
+        """Estimate the number of rows by the lines at the begin of the first file."""
+        path = next(iter(self.files.found))
+        with self.files.filesystem.open_input_file(path) as file:
+            text = file.read(_BUFFER)
+        is_plain = splitext(path.lower())[1] not in COMPRESSED
+        lines = text.count(b"\n") * is_plain
+        return self.files.size * lines // len(text) if lines else None
 
     def _read_file(self, path: str, parse: Parser) -> Rows:
         """Read the rows of one file."""
         shown, encoding = self.files.show(path), self._form.encoding
         opened = self.files.filesystem.open_input_file
         with refusing(partial(repr, shown)), io.BufferedReader(opened(path), _BUFFER) as file:
-            self._file = file
             plain: Any = file
             if codec := COMPRESSED.get(splitext(path.lower())[1]):
                 plain = io.BufferedReader(pa.CompressedInputStream(file, codec))
@@ -135,14 +140,6 @@ class TextSource(RowSource):
                 if parse is read_json:
                     plain = (line.encode(errors="surrogateescape") for line in plain)
             yield from parse(shown, plain)
-
-    def _note(self, rows: int) -> None:
-        self._seen = rows, self._before + (0 if self._file.closed else self._file.tell())
-
-    def estimate_rows(self) -> int | None:
-        """Return the number of rows, estimated from the bytes read so far."""
-        rows, read = self._seen
-        return self.rows if self.rows is not None or not read else rows * self.files.size // read
 
     def _find_names(self, path: str, shown: str) -> list[str]:
         """Return the names of the columns of a CSV file."""
@@ -232,10 +229,8 @@ def read_json(path: str, file: Iterable[bytes]) -> Rows:
 
 def _parse(line: bytes) -> Any:
     if _LONG_NUMBER not in line.translate(_TO_ZEROS):
-        try:
+        with suppress(orjson.JSONDecodeError):  # of NaN, perhaps, which the standard library reads
             return orjson.loads(line)
-        except orjson.JSONDecodeError:
-            pass  # NaN, perhaps, which the standard library reads
     try:
         return json.loads(line.decode())
     except UnicodeDecodeError as error:

@@ -4,13 +4,13 @@
 2. The kind of a final column is decided once, from the kinds of all rows (`Kinds`): the narrowest
    kind that takes all values without loss, else the kind that most rows fit. Neither the order of
    the rows nor their grouping changes it.
-3. A declared Arrow type is part of the result: values are converted to it when they are read.
+3. A declared type takes values that are the same in it, but for the digits of floats. The value
+   itself stays as it is.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -36,12 +36,13 @@ from .values import (
 
 MAX_BYTES: Final = 2**26
 """Most bytes of values that are packed together, unless they are of one row."""
-MAX_ROW_BYTES: Final = 2**29
-"""Most bytes of one row: SQLite and Arrow have limits of 1 and 2 GB."""
 MOST_KINDS: Final = 256
 """Kinds of one column that are counted."""
 SEEDS: Final = 16
 """Kinds, the most frequent first, to which other kinds are added for a column in conflict."""
+
+Read = list[tuple[Any, Mapping[Kind, int]]]
+"""Canonical values of each column, and their kinds."""
 
 
 @dataclass(slots=True)
@@ -49,15 +50,10 @@ class Values:
     """Canonical results of one step."""
 
     columns: list[list[Any]]  # one list for each output column; only rows that fit
-    kinds: list[Counter[Kind]]  # of each output column
-    places: list[int] = field(default_factory=list)  # places in the results of the rows that fit
+    kinds: list[Mapping[Kind, int]]  # of each output column
+    places: list[int]  # places in the results of the rows that fit
     misfits: dict[int, str] = field(default_factory=dict)  # place -> reason
     packed: list[tuple[int, bytes]] = field(default_factory=list)  # rows and values, in parts
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the values."""
-        return sum([len(data) for _, data in self.packed])
 
 
 class Columns:
@@ -74,40 +70,30 @@ class Columns:
 
         A result is the value itself where there is one column, else a mapping with every name.
         """
-        values = Values([[] for _ in self.names], [Counter() for _ in self.names])
-        if results:
-            self._read(results, 0, values)
-        return values
-
-    def _read(self, results: Sequence[Any], first: int, values: Values) -> None:
-        """Read the results from place `first` on. Halving finds the results that do not fit."""
-        half = len(results) // 2
+        places, misfits = list(range(len(results))), dict[int, str]()
         try:
-            columns = (
-                [results] if len(self.names) == 1 else zip(*map(self.row, results), strict=True)
-            )
-            read = [self._take(*each) for each in zip(self.names, columns, strict=True)]
-            data = pack([column for column, _ in read])
-            if len(data) > (MAX_BYTES if half else MAX_ROW_BYTES):
-                raise Unfit(
-                    f"a row has at most {MAX_ROW_BYTES:,} bytes, and this has {len(data):,}"
-                )
-        except Exception as error:
-            if half:
-                self._read(results[:half], first, values)
-                self._read(results[half:], first + half, values)
-            else:
-                reason = error if isinstance(error, Unfit) else f"{type(error).__name__}: {error}"
-                # a message may quote lone surrogates
-                values.misfits[first] = str(reason).encode(errors="backslashreplace").decode()
-            return
-        values.places += range(first, first + len(results))
-        values.packed.append((len(results), data))
-        for column, kinds, (plain, found) in zip(values.columns, values.kinds, read, strict=True):
-            column.extend(plain)
-            kinds.update(found)
+            read = self._read(results)
+        except Exception:
+            for place, result in enumerate(results):
+                try:
+                    self._read([result])
+                except Exception as error:
+                    # a message may quote lone surrogates
+                    misfits[place] = _reason(error).encode(errors="backslashreplace").decode()
+            places = [place for place in places if place not in misfits]
+            read = self._read([results[place] for place in places])
+        packed = list(_pack([column for column, _ in read], len(places)))
+        columns = [list(column) for column, _ in read]
+        return Values(columns, [kinds for _, kinds in read], places, misfits, packed)
 
-    def row(self, result: Any) -> list[Any]:
+    def _read(self, results: Sequence[Any]) -> Read:
+        """Return the canonical values of each column, and their kinds; raise for a misfit."""
+        if not results:
+            return [([], {}) for _ in self.names]
+        columns = [results] if len(self.names) == 1 else zip(*map(self._row, results), strict=True)
+        return [self._column(*each) for each in zip(self.names, columns, strict=True)]
+
+    def _row(self, result: Any) -> list[Any]:
         """Return the values of one result by column; raise `Unfit` if there are other columns."""
         row = result if type(result) is dict else as_dict(result)
         if row is None or row.keys() != set(self.names):
@@ -117,18 +103,17 @@ class Columns:
             )
         return [row[name] for name in self.names]
 
-    def _take(self, name: str, values: Sequence[Any]) -> tuple[Any, Mapping[Kind, int]]:
-        """Return the canonical values of one column, and their kinds; raise for a misfit."""
+    def _column(self, name: str, values: Sequence[Any]) -> tuple[Any, Mapping[Kind, int]]:
         try:
             plain, kinds = read_column(values)
             if (declared := self.declared.get(name)) is not None:
                 array = to_array(plain, declared)
-                if not all(map(_equal, plain, to_python(array, vectors=True))):
+                if not all(map(_equal, plain, to_python(array))):
                     raise Unfit(f"the column is declared as {declared}")
-                plain, kinds = read_column(to_python(array))
         except Exception as error:
-            reason = error if isinstance(error, Unfit) else f"{type(error).__name__}: {error}"
-            raise Unfit(f"column {name!r} cannot take {show(values[0])}: {reason}") from None
+            raise Unfit(
+                f"column {name!r} cannot take {show(values[0])}: {_reason(error)}"
+            ) from None
         return plain, kinds
 
 
@@ -136,14 +121,27 @@ def _equal(value: Any, declared: Any) -> bool:
     """Return whether a value is the same in its declared type, but for the digits of floats."""
     if isinstance(declared, dict):
         return all(_equal(value.get(name), declared.get(name)) for name in value | declared)
-    if isinstance(declared, float):
-        return isinstance(value, (int, float))
     if isinstance(declared, np.ndarray):
-        same = getattr(value, "shape", declared.shape) == declared.shape
-        return same and (declared.dtype.kind == "f" or np.array_equal(value, declared))
+        is_float = declared.dtype.kind == "f"
+        return np.shape(value) == declared.shape and (is_float or np.array_equal(value, declared))
     if isinstance(declared, list):
         return all(map(_equal, value, declared))
-    return bool(value == declared)
+    return isinstance(declared, float) or bool(value == declared)
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, Unfit) else f"{type(error).__name__}: {error}"
+
+
+def _pack(columns: Sequence[Any], rows: int) -> Iterator[tuple[int, bytes]]:
+    """Yield the numbers of rows, and their values as bytes, in parts of at most `MAX_BYTES`."""
+    data = pack(columns) if rows else b""
+    if rows > 1 and len(data) > MAX_BYTES:
+        half = rows // 2
+        yield from _pack([column[:half] for column in columns], half)
+        yield from _pack([column[half:] for column in columns], rows - half)
+    elif rows:
+        yield rows, data
 
 
 class Kinds:

@@ -1,7 +1,7 @@
 """Columns of canonical values as bytes, and back, each value exactly as it was.
 
 The bytes are pickled, but only the constructors in `_LOADABLE` are loaded from them. So a file of
-an unknown author can do no harm. Packed bytes can be appended to each other.
+an unknown author can do no harm.
 """
 
 from __future__ import annotations
@@ -25,12 +25,9 @@ def pack(columns: Sequence[Any]) -> bytes:
 
 
 def unpack(data: bytes) -> list[Any]:
-    """Return the columns, each joined from all parts."""
-    buffer = io.BytesIO(data)
-    parts = []
-    while buffer.tell() < len(data):
-        parts.append(_Unpickler(buffer).load())
-    return list(map(join, zip(*parts, strict=True)))
+    """Return the columns."""
+    columns: list[Any] = _Unpickler(io.BytesIO(data)).load()
+    return columns
 
 
 def join(parts: Sequence[Any]) -> Any:

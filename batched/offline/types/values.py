@@ -14,9 +14,9 @@
 | Decimal | the same | decimal128 |
 | mapping, dataclass, pydantic model | dict | struct |
 | list, tuple | list | list |
-| arrays or tensors of one shape | array | fixed_size_list, fixed_shape_tensor |
+| vectors (arrays or tensors) of one length | array | fixed_size_list |
 | vectors of several lengths, with None, in a dict or list | array | large_list |
-| the same of more dimensions | array | lists of vectors, which come back as lists |
+| arrays of more dimensions | array | lists of vectors |
 | scalar, array of no dimension; Series | as that of Python; array | the like |
 | Enum; UUID, Path | its value; text | the like |
 
@@ -28,6 +28,7 @@ Times have microseconds; a nanosecond that is not zero is refused.
 
 from __future__ import annotations
 
+import math
 import reprlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -53,8 +54,8 @@ Kind = str | tuple[Any, ...]
 
 - `("list", kind of the items)`;
 - `("struct", ((name, kind), ...))`;
-- `("array", dtype, shape)`; `("array", dtype, None)` for vectors of any length;
-- `("decimal", digits before the point, digits after it)`.
+- `("array", dtype, length)` for vectors; `("array", dtype, None)` for those of any length;
+- `("decimal", digits after the point)`, with 38 digits in all.
 
 "any" is the kind of a value that no type takes.
 """
@@ -63,8 +64,7 @@ _FLAT: Final[dict[str, Any]] = {
     "unseen": pa.null(),  # not even None
     "null": pa.null(),
     "bool": pa.bool_(),
-    "int53": pa.int64(),  # a double holds all of them
-    "int64": pa.int64(),
+    "int": pa.int64(),
     "float": pa.float64(),
     "str": pa.string(),
     "bytes": pa.binary(),
@@ -84,10 +84,6 @@ _PLAIN: Final[dict[type, Kind]] = {
 """Python types with values that are taken as they are."""
 _TIMES: Final = {datetime: "datetime", date: "date", time: "time", timedelta: "timedelta"}
 
-EXACT: Final = 2**53  # up to here a double holds every integer
-MAX_BITS: Final = 8192  # Python turns no more than 4,300 digits into text
-MAX_DIGITS: Final = 38  # of decimal128
-MAX_DEPTH: Final = 32  # Arrow's streams refuse more than 64 levels
 MAX_FIELDS: Final = 1_000  # a dict with more is keyed by data, and each new key would be a column
 
 
@@ -107,18 +103,16 @@ def arrow_type(kind: Kind | pa.DataType) -> Any:
             return pa.list_(arrow_type(item))
         case ("struct", items):
             return pa.struct([(name, arrow_type(item)) for name, item in items])
-        case ("decimal", whole, places):
-            return pa.decimal128(whole + places, places)
-    number, shape = pa.from_numpy_dtype(kind[1]), kind[2]
-    if shape is None:
-        return pa.large_list(number)
-    return pa.list_(number, *shape) if len(shape) == 1 else pa.fixed_shape_tensor(number, shape)
+        case ("decimal", places):
+            return pa.decimal128(38, places)
+    number = pa.from_numpy_dtype(kind[1])
+    return pa.large_list(number) if kind[2] is None else pa.list_(number, kind[2])
 
 
 def describe_kind(kind: Kind | pa.DataType) -> str:
     """Return the kind, or the declared type, in words, for messages and for status."""
     # Arrow calls numbers of 32 bits floats.
-    words: dict[Any, str] = {"any": "no type", "int53": "int", "int64": "int", "float": "float"}
+    words: dict[Any, str] = {"any": "no type", "int": "int", "float": "float"}
     return words.get(kind) or str(arrow_type(kind))
 
 
@@ -135,31 +129,23 @@ def unify(a: Kind, b: Kind) -> Kind:
         return a
     if a == "unseen":
         return b
-    if "array" in (a[0], b[0]):
-        if a[0] == b[0] and a[2] == b[2]:
-            narrow, wide = sorted(map(np.dtype, (a[1], b[1])), key=lambda dtype: dtype.itemsize)
-            if narrow.kind == wide.kind:
-                return "array", wide.name, a[2]
-        elif (anyhow := (_of_any_shape(a), _of_any_shape(b))) != (a, b):
-            return unify(*anyhow)
     match a, b:
         case ("null", other) | (other, "null"):
-            return other
-        case ("int53" | "int64", "int53" | "int64"):
-            return "int64"
-        case ("int53", "float") | ("float", "int53"):
+            return _of_any_shape(other)
+        case ("int", "float") | ("float", "int"):
             return "float"
         case (("list", "unseen"), ("array", *_) as other) | (
             ("array", *_) as other,
             ("list", "unseen"),
         ):
-            return other  # an empty list is an empty vector, too
+            return _of_any_shape(other)  # an empty list is an empty vector, too
+        case (("array", one, shape), ("array", other, same)) if shape == same:
+            if np.dtype(one).kind == np.dtype(other).kind:
+                return "array", np.promote_types(one, other).name, shape
         case (("list", one), ("list", other)):
             return "list", unify(one, other)
-        case (("decimal", *one), ("decimal", *other)):
-            whole, places = map(max, one, other)
-            if whole + places <= MAX_DIGITS:
-                return "decimal", whole, places
+        case (("decimal", one), ("decimal", other)):
+            return "decimal", max(one, other)
         case (("struct", one), ("struct", other)):
             items = dict(one)
             for name, kind in other:
@@ -168,34 +154,36 @@ def unify(a: Kind, b: Kind) -> Kind:
             alike = [name for name, _ in one] == [name for name, _ in other]
             if len(items) <= MAX_FIELDS:
                 return "struct", tuple(items.items() if alike else sorted(items.items()))
+        case _ if (anyhow := (_of_any_shape(a), _of_any_shape(b))) != (a, b):
+            return unify(*anyhow)
     if "any" in (a, b):
         raise Unfit("a value of no type")
-    if {a, b} == {"int64", "float"}:
-        raise Unfit("float and an int beyond 2**53, which a float may round")
     raise Unfit(f"{describe_kind(a)} and {describe_kind(b)}")
 
 
 def _of_any_shape(kind: Kind) -> Kind:
-    """Return the kind for arrays of any length in each dimension, and for missing arrays."""
-    if kind[0] != "array" or kind[2] is None:
-        return kind
-    common: Kind = "array", kind[1], None
-    for _ in kind[2][1:]:
-        common = "list", common
-    return common
+    """Return the kind for vectors of any length, and for missing ones."""
+    return ("array", kind[1], None) if kind[0] == "array" else kind
+
+
+def _kind_of_array(dtype: Any, shape: tuple[int, ...]) -> Kind:
+    kind: Kind = "array", dtype.name, shape[0] if len(shape) == 1 else None
+    for _ in shape[1:]:
+        kind = "list", kind
+    return kind if math.prod(shape) else _of_any_shape(kind)
 
 
 # --- reading
 
 
-def read_column(values: Sequence[Any], depth: int = 0) -> tuple[Any, Mapping[Kind, int]]:
+def read_column(values: Sequence[Any]) -> tuple[Any, Mapping[Kind, int]]:
     """Return the canonical forms of values and the number of values of each kind.
 
     The values are a list, or an array with a row for each. Python does no work per value for values
     of one plain type, and for arrays of one shape.
     """
     if isinstance(values, np.ndarray):
-        return values, {("array", values.dtype.name, values.shape[1:]): len(values)}
+        return values, {_kind_of_array(values.dtype, values.shape[1:]): len(values)}
     found = set(map(type, values))
     only = found.pop() if len(found) == 1 else object
     kind = _PLAIN.get(only)
@@ -204,34 +192,29 @@ def read_column(values: Sequence[Any], depth: int = 0) -> tuple[Any, Mapping[Kin
             if not all(map(str.isascii, values)):
                 deque(map(str.encode, values), 0)
             kind = "str"
-    elif only is int:
-        kinds = {_int(min(values)), _int(max(values))}
-        kind = None if "any" in kinds else common_kind(kinds)
+    elif only is int and {_int(min(values)), _int(max(values))} == {"int"}:
+        kind = "int"
     elif only is np.ndarray and len({(value.dtype, value.shape) for value in values}) == 1:
-        _, alike = read(values[0], depth)
-        if alike[0] == "array" and alike[2] is not None:
-            block = np.concatenate(values, dtype=alike[1])
-            return block.reshape(len(values), *alike[2]), {alike: len(values)}
+        first, alike = read(values[0])
+        if isinstance(first, np.ndarray):
+            block = np.concatenate(values, dtype=first.dtype)
+            return block.reshape(len(values), *first.shape), {alike: len(values)}
     if kind is not None:
         return list(values), {kind: len(values)}
-    pairs = [read(value, depth) for value in values]
+    pairs = list(map(read, values))
     return [value for value, _ in pairs], Counter([kind for _, kind in pairs])
 
 
-def read(value: Any, depth: int = 0) -> tuple[Any, Kind]:
+def read(value: Any) -> tuple[Any, Kind]:
     """Return the canonical form of a value and its kind.
 
     Raises `Unfit`, or an error of the value's own methods.
     """
     kind = type(value)
-    if kind in _PLAIN:
-        return value, _PLAIN[kind]
-    if depth > MAX_DEPTH:
-        raise Unfit(f"it is nested more than {MAX_DEPTH} levels deep")
-    return _READERS.get(kind, _read_other)(value, depth)
+    return (value, _PLAIN[kind]) if kind in _PLAIN else _READERS.get(kind, _read_other)(value)
 
 
-def _read_str(value: str, _: int) -> tuple[Any, Kind]:
+def _read_str(value: str) -> tuple[Any, Kind]:
     plain = str.__str__(value)
     with suppress(UnicodeEncodeError):  # of lone surrogates
         if not plain.isascii():
@@ -241,37 +224,33 @@ def _read_str(value: str, _: int) -> tuple[Any, Kind]:
 
 
 def _int(value: int) -> Kind:
-    if -EXACT <= value <= EXACT:
-        return "int53"
-    if value.bit_length() > MAX_BITS:
-        raise Unfit(f"an integer must have at most {MAX_BITS:,} bits")
-    return "int64" if -(2**63) <= value < 2**63 else "any"
+    return "int" if -(2**63) <= value < 2**63 else "any"
 
 
-def _read_dict(value: Mapping[Any, Any], depth: int) -> tuple[Any, Kind]:
+def _read_dict(value: Mapping[Any, Any]) -> tuple[Any, Kind]:
     plain, kinds = {}, {}
     for name, item in value.items():
         if not isinstance(name, str):
             raise Unfit(f"keys of a dict must be str, not {show(name)}")
-        key, of_key = _read_str(name, depth)
-        plain[key], kind = read(item, depth + 1)
-        kinds[key] = kind if of_key == "str" else "any"
+        key = str.__str__(name)
+        plain[key], kind = read(item)
+        kinds[key] = _of_any_shape(kind)
     is_any = len(kinds) > MAX_FIELDS or "any" in kinds.values()
     return plain, "any" if is_any else ("struct", tuple(kinds.items()))
 
 
-def _read_list(value: Sequence[Any], depth: int) -> tuple[Any, Kind]:
-    plain, kinds = read_column(value, depth + 1)
+def _read_list(value: Sequence[Any]) -> tuple[Any, Kind]:
+    plain, kinds = read_column(value)
     with suppress(Unfit):
         if (common := common_kind(kinds)) != "any":
-            return plain, ("list", common)
+            return list(plain), ("list", _of_any_shape(common))
     return plain, "any"
 
 
-def _read_array(value: Any, depth: int) -> tuple[Any, Kind]:
+def _read_array(value: Any) -> tuple[Any, Kind]:
     dtype = value.dtype
     if dtype.kind in "OSTU" or hasattr(value, "mask"):
-        return read(value.tolist(), depth)
+        return read(value.tolist())
     if dtype.name == "bfloat16":  # of ml_dtypes, as JAX has it
         dtype = np.dtype(np.float32)
     if dtype.kind not in "biuf" or dtype.itemsize > 8:
@@ -280,36 +259,29 @@ def _read_array(value: Any, depth: int) -> tuple[Any, Kind]:
             "at most 64 bits, or a list"
         )
     if not value.ndim:
-        return read(value.item(), depth)
+        return read(value.item())
     # A copy: a function may write its next results to the same memory.
     value = np.array(value, dtype.newbyteorder("="), order="C")
-    kind = "array", value.dtype.name, value.shape
-    return value, _of_any_shape(kind) if depth or not value.size else kind
+    return value, _kind_of_array(value.dtype, value.shape)
 
 
-def _read_other(value: Any, depth: int) -> tuple[Any, Kind]:
-    if is_tensor(value):
-        return _read_array(of_tensor(value), depth)
+def _read_other(value: Any) -> tuple[Any, Kind]:
+    if hasattr(value, "detach") and hasattr(value, "cpu"):  # of torch
+        return _read_array(_of_tensor(value))
     for each, reader in _READERS.items():
         if isinstance(value, each):
-            return reader(value, depth)
+            return reader(value)
     if (mapping := as_dict(value)) is not None:
-        return _read_dict(mapping, depth)
+        return _read_dict(mapping)
     if hasattr(value, "__array__"):
-        return _read_array(np.asarray(value), depth)
+        return _read_array(np.asarray(value))
     raise Unfit(
         f"values of type {type(value).__name__} cannot be stored; return None, numbers, str, "
         "bytes, dates and times, or lists, dicts and arrays of them"
     )
 
 
-def is_tensor(value: Any) -> bool:
-    """Return whether the value is a tensor of torch."""
-    return hasattr(value, "detach") and hasattr(value, "cpu")
-
-
-def of_tensor(value: Any) -> Any:
-    """Return the array of a tensor of torch."""
+def _of_tensor(value: Any) -> Any:
     tensor = value.detach().cpu()
     try:
         return tensor.numpy()
@@ -317,7 +289,7 @@ def of_tensor(value: Any) -> Any:
         return tensor.float().numpy()
 
 
-def _read_time(value: Any, _: int) -> tuple[Any, Kind]:
+def _read_time(value: Any) -> tuple[Any, Kind]:
     if value != value:  # pandas.NaT
         return None, "null"
     if getattr(value, "nanosecond", 0) or getattr(value, "nanoseconds", 0):
@@ -333,13 +305,11 @@ def _read_time(value: Any, _: int) -> tuple[Any, Kind]:
     return plain, kind
 
 
-def _read_decimal(value: Decimal, _: int) -> tuple[Any, Kind]:
-    _, digits, exponent = value.as_tuple()
-    value = Decimal(value)
-    if not isinstance(exponent, int):  # NaN or infinity
-        return value, "any"
-    whole, places = max(len(digits) + exponent, 1), max(-exponent, 0)
-    return value, ("decimal", whole, places) if whole + places <= MAX_DIGITS else "any"
+def _read_decimal(value: Decimal) -> tuple[Any, Kind]:
+    exponent = value.as_tuple().exponent
+    # NaN and infinity have none
+    is_number = isinstance(exponent, int) and exponent >= -38
+    return Decimal(value), ("decimal", max(-int(exponent), 0)) if is_number else "any"
 
 
 def as_dict(value: Any) -> dict[Any, Any] | None:
@@ -352,18 +322,18 @@ def as_dict(value: Any) -> dict[Any, Any] | None:
     return None if dump is None else dict(dump(value))
 
 
-_READERS: Final[dict[type, Callable[[Any, int], tuple[Any, Kind]]]] = {
-    Enum: lambda value, depth: read(value.value, depth),
+_READERS: Final[dict[type, Callable[[Any], tuple[Any, Kind]]]] = {
+    Enum: lambda value: read(value.value),
     np.generic: _read_array,
     str: _read_str,
-    int: lambda value, _: (int(value), _int(value)),
-    float: lambda value, _: (float(value), "float"),
+    int: lambda value: (int(value), _int(value)),
+    float: lambda value: (float(value), "float"),
     dict: _read_dict,
     list: _read_list,
     tuple: _read_list,
     np.ndarray: _read_array,
-    **dict.fromkeys((bytes, bytearray, memoryview), lambda value, _: (bytes(value), "bytes")),
-    **dict.fromkeys((UUID, PurePath), lambda value, depth: _read_str(str(value), depth)),
+    **dict.fromkeys((bytes, bytearray, memoryview), lambda value: (bytes(value), "bytes")),
+    **dict.fromkeys((UUID, PurePath), lambda value: _read_str(str(value))),
     **dict.fromkeys(_TIMES, _read_time),
     Decimal: _read_decimal,
 }
@@ -383,30 +353,13 @@ def show(value: Any) -> str:
 
 
 def to_array(values: Any, data_type: Any) -> Any:
-    """Return canonical values as an Arrow array of `data_type`.
-
-    Raises:
-        Unfit: an array has not the shape of the tensor type.
-        Exception: of pyarrow, which cannot convert a value.
-    """
-    is_tensor = isinstance(data_type, pa.FixedShapeTensorType)
-    if is_tensor or types.is_fixed_size_list(data_type):
-        shape = tuple(data_type.shape) if is_tensor else (data_type.list_size,)
-        form = data_type.storage_type if is_tensor else data_type
-        is_block = isinstance(values, np.ndarray)
-        shapes = (
-            {values.shape[1:]} if is_block else {getattr(value, "shape", None) for value in values}
-        )
-        if shapes == {shape}:
-            block = values if is_block else np.concatenate(values)
+    """Return canonical values as an Arrow array of `data_type`, or raise an error of pyarrow."""
+    if types.is_fixed_size_list(data_type):
+        shapes = {getattr(value, "shape", None) for value in values}
+        if shapes == {(data_type.list_size,)}:
+            block = values if isinstance(values, np.ndarray) else np.concatenate(values)
             items = pa.array(block.reshape(-1), data_type.value_type)
-            array = pa.FixedSizeListArray.from_arrays(items, type=form)
-        elif is_tensor and shapes - {shape, None}:
-            raise Unfit(f"an array must have the shape {shape}")
-        else:
-            rows = [value if value is None else np.ravel(value) for value in values]
-            array = pa.array(rows if is_tensor else values, form)
-        return pa.ExtensionArray.from_storage(data_type, array) if is_tensor else array
+            return pa.FixedSizeListArray.from_arrays(items, type=data_type)
     try:
         return pa.array(values, data_type)
     except pa.ArrowInvalid:  # of arrays of several dimensions

@@ -1,30 +1,37 @@
-"""Lines of a run, for a log: outside a terminal there are no bars."""
+"""Lines of a run on stderr."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
 from datetime import timedelta
+from shutil import get_terminal_size
 from typing import Final
 
 from ..report import ENDS, Pace, Snapshot, State
 
 PERIOD: Final = 10.0
-"""Time between two lines (s)."""
+"""Time between two lines of a log (s)."""
 
 
 class Lines:
-    """View of a run as lines on stderr: every 10 s, for the first dead letter, and at the end."""
+    """View of a run as lines on stderr.
 
-    def __init__(self, output: str) -> None:
+    A log gets one every 10 s, for the first dead letter, and at the end. A terminal or a notebook
+    has a last line that is written again and again.
+    """
+
+    def __init__(self, output: str, *, rewrites: bool) -> None:
         self._output = output
+        self._rewrites = rewrites
         self._due = PERIOD  # seconds since the run began
         self._has_failed = False
 
     def __call__(self, state: State, snapshot: Snapshot, paces: Sequence[Pace]) -> None:
         """Write a line, if it is time for one."""
         is_first = bool(snapshot.examples) and not self._has_failed
-        if not (is_first or state in ENDS or snapshot.seconds >= self._due):
+        stays = is_first or state in ENDS
+        if not (stays or self._rewrites or snapshot.seconds >= self._due):
             return
         self._has_failed |= is_first
         self._due = snapshot.seconds + PERIOD
@@ -32,7 +39,12 @@ class Lines:
         if is_first:
             letter = next(iter(snapshot.examples.values()))
             parts.append(f"the first failure: {letter['error'].splitlines()[0]}")
-        print(f"{self._output} {state}: {'; '.join(parts)}", file=sys.stderr, flush=True)
+        text, end = f"{self._output} {state}: {'; '.join(parts)}", "\n"
+        if self._rewrites:
+            end = end * stays
+            width = get_terminal_size().columns - 1
+            text = "\r\x1b[K" + (text if stays else text[:width])  # to the left, and clear
+        print(text, end=end, file=sys.stderr, flush=True)
 
 
 def describe(pace: Pace, snapshot: Snapshot) -> str:

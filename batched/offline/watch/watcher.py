@@ -2,11 +2,9 @@
 
 1. The coordinator updates the watcher a few times a second. A view that fails is logged and
    dropped, and the run goes on.
-2. Every run writes `<result>.status.json`, for `batched status`. Bars are drawn in a terminal or a
-   notebook; elsewhere a log gets lines.
-3. The rate of a step counts the rows that it has computed in the last minutes, from the end of its
-   first batch on. Rows that were committed before are in no rate, nor is the time of building a
-   model.
+2. Every run writes `<result>.status.json`, for `batched status`. Lines go to stderr.
+3. The rate of a step counts the rows that it has computed since the end of its first batch. Rows
+   that were committed before are in no rate, nor is the time of building a model.
 4. The time left of a step is its remaining rows at its own rate. No step ends before the step that
    it reads from; so the run takes as long as its slowest step.
 """
@@ -19,7 +17,6 @@ import os
 import socket
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -32,10 +29,6 @@ from ..._runtime.wakers import log_failure
 from ..report import Pace, Snapshot, State, StepCounts
 from .lines import Lines
 
-SPAN: Final = 300.0
-"""Time over which a rate is the mean (s): longer than most batches, and short enough to follow a
-service that has become slow.
-"""
 PERIOD: Final = 1.0
 """Time between two versions of the status file (s)."""
 
@@ -44,16 +37,12 @@ View = Callable[[State, Snapshot, Sequence[Pace]], None]
 
 
 def watcher(watch: bool | Callable[[Snapshot], None], progress_path: Path, output: str) -> Watcher:
-    """Return the watcher of a run: the status file and, as `watch` says, bars or a function."""
+    """Return the watcher of a run: the status file and, as `watch` says, lines or a function."""
     views: list[View] = [StatusFile(progress_path, output)]
     if callable(watch):
         views.append(lambda _state, snapshot, _paces: watch(snapshot))
-    elif watch and (is_notebook() or (sys.stderr and sys.stderr.isatty())):
-        from .bars import Bars  # loads rich
-
-        views.append(Bars(output))
     elif watch and sys.stderr:
-        views.append(Lines(output))
+        views.append(Lines(output, rewrites=is_notebook() or sys.stderr.isatty()))
     return Watcher(views)
 
 
@@ -92,25 +81,21 @@ class Meter:
     """Rate of one step."""
 
     def __init__(self) -> None:
-        self._ends: deque[tuple[float, int]] = deque()  # moment (s), rows computed by then
         self._batches = 0
+        self._first: tuple[float, int] | None = None  # end of the first batch (s), rows by then
+        self.rate: float | None = None
+        """Rows a second; None before the end of a second batch."""
 
     def add(self, now: float, step: StepCounts) -> None:
         """Note the counts of the step `now` seconds after the run began."""
-        ends = self._ends
-        if step.batches != self._batches:
-            self._batches = step.batches
-            ends.append((now, step.ok + step.failed + step.filtered))
-        while len(ends) > 2 and ends[1][0] < now - SPAN:
-            ends.popleft()
-
-    @property
-    def rate(self) -> float | None:
-        """Rows a second; None before the end of a second batch."""
-        if len(self._ends) < 2:
-            return None
-        (first, before), (last, rows) = self._ends[0], self._ends[-1]
-        return (rows - before) / (last - first) if last > first else None
+        rows = step.ok + step.failed + step.filtered
+        if step.batches == self._batches:
+            return
+        self._batches = step.batches
+        if self._first is None:
+            self._first = now, rows
+        elif now > self._first[0]:
+            self.rate = (rows - self._first[1]) / (now - self._first[0])
 
 
 class StatusFile:

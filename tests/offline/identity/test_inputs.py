@@ -103,11 +103,6 @@ def test_the_same_value_in_another_form_has_the_same_hash(value: Any, equal: Any
     assert hash_of(value) == hash_of(equal)
 
 
-def test_tensors_hash_as_lists() -> None:
-    torch = pytest.importorskip("torch")
-    assert hash_of(torch.tensor([0.5, 1.5])) == hash_of([0.5, 1.5])
-
-
 def test_columns_count_by_place_and_do_not_run_into_each_other() -> None:
     rows = [("ab", "c"), ("a", "bc"), ("abc", ""), ("", "abc"), ("c", "ab"), ("abc",)]
     assert len({hash_of(*row) for row in rows}) == len(rows)

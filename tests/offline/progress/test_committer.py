@@ -95,19 +95,3 @@ def test_an_error_is_told_once_and_ends_it() -> None:
         gated.committer.close()
     assert gated.errors == [error]
     assert gated.progress.transactions == []
-
-
-def test_an_error_leaves_nobody_waiting_for_room() -> None:
-    gated = Gated(OSError("no room"))
-    ended = threading.Event()
-
-    def submit() -> None:
-        with pytest.raises(OSError, match="no room"):
-            for number in range(1000):
-                gated.committer.submit(done([number]))
-        ended.set()
-
-    threading.Thread(target=submit).start()
-    gated.open()
-    assert ended.wait(10)
-    assert len(gated.errors) == 1

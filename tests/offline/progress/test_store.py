@@ -14,18 +14,17 @@ import pytest
 
 pytest.importorskip("pyarrow")
 
-import numpy as np
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from batched.offline.failures import letter_text
-from batched.offline.progress import chunks as _chunks
-from batched.offline.progress import order as _order
 from batched.offline.progress.commit import Commit, Committed, Key, Letter
 from batched.offline.progress.database import WINDOW
-from batched.offline.progress.store import PAGE, Progress
+from batched.offline.progress.store import Progress
 from batched.offline.types import columns as _columns
-from progress_files import done, failed, outputs, query, results, value
+from progress_files import done, failed, outputs, query, value
+
+STEPS = {"steps": [{"name": "clean"}, {"name": "embed"}]}
 
 
 @pytest.fixture
@@ -42,12 +41,11 @@ def progress(path: Path) -> Iterator[Progress]:
 
 def note(progress: Progress, keys: Sequence[Key | None], size: int = WINDOW) -> list[int]:
     """Note the source of another run, and return the rows of keys that stand twice."""
-    progress.order = _order.SourceOrder(progress)
     twice: list[int] = []
     for first in range(0, len(keys), size):
-        places = progress.order.note(first, keys[first : first + size])
+        places = progress.note_source(first, keys[first : first + size])
         twice += [first + place for place in places]
-    progress.order.end(len(keys))
+    progress.end_source(len(keys))
     return twice
 
 
@@ -92,35 +90,9 @@ def test_what_is_committed_is_there_after_reopening(path: Path) -> None:
     progress.close()
 
 
-def test_values_of_different_kinds_share_a_chunk_and_stay_as_they_are(progress: Progress) -> None:
-    values = [1, 0.5, "x", None, [1], {"a": 1}, True]
-    progress.commit([results([place], [each]) for place, each in enumerate(values)])
-    found = [outputs(progress, [place])[place, 0] for place in range(len(values))]
-    assert list(map(repr, found)) == list(map(repr, values))
-    assert query(progress, "select count(*) from chunks") == [(1,)]
-
-
-def test_a_chunk_of_one_short_answer_takes_tens_of_bytes(progress: Progress) -> None:
-    progress.commit([results(["a"], ["yes"])])
-    ((size,),) = query(progress, "select length(data) from chunks")
-    assert size < 50
-
-
-def test_arrays_of_one_shape_are_stored_as_one(progress: Progress) -> None:
-    rows = list(np.random.default_rng(1).random((100, 384), "f4"))
-    progress.commit([results(list(range(50)), rows[:50]), results(list(range(50, 100)), rows[50:])])
-    ((size,),) = query(progress, "select length(data) from chunks")
-    assert size < 100 * 384 * 4 + 500
-    (column,) = progress.chunk(1)
-    assert column.shape == (100, 384)
-    found = outputs(progress, list(range(100)))
-    assert all(np.array_equal(found[place, 0], row) for place, row in enumerate(rows))
-
-
 def test_a_large_commit_is_split_into_chunks(
     progress: Progress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_chunks, "MAX_BYTES", 500)
     monkeypatch.setattr(_columns, "MAX_BYTES", 500)
     keys: list[Key] = [f"key {n}" for n in range(100)]
     large: list[Key] = ["x" * 2000]  # more than a chunk in a single row
@@ -141,16 +113,6 @@ def test_a_commit_that_fails_leaves_nothing(progress: Progress) -> None:
     assert query(progress, "select count(*) from chunks") == [(0,)]
     progress.commit([done(["a"])])
     assert set(progress.committed(["a"])) == {("a", 0)}
-
-
-def test_values_are_kept_by_name(path: Path) -> None:
-    progress = Progress(path)
-    assert progress.get("fingerprint") is None
-    progress.put_all({"fingerprint": {"steps": ["clean", {"version": 3}], "größe": None}})
-    progress.close()
-    progress = Progress(path)
-    assert progress.get("fingerprint") == {"steps": ["clean", {"version": 3}], "größe": None}
-    progress.close()
 
 
 def test_a_number_and_its_digits_are_two_keys(progress: Progress) -> None:
@@ -239,16 +201,6 @@ def test_chunks_without_rows_are_dropped(path: Path, again: Callable[[], Commit]
     progress.close()
 
 
-def test_a_chunk_stays_as_long_as_one_of_its_rows_does(path: Path) -> None:
-    progress = Progress(path)
-    progress.commit([done(["a", "b"])])
-    progress.commit([done(["a"], hashed=8)])
-    progress.close()
-    progress = Progress(path)
-    assert outputs(progress, ["a", "b"]) == {("a", 0): value("a"), ("b", 0): value("b")}
-    progress.close()
-
-
 # --- the order of the source
 
 
@@ -298,10 +250,11 @@ def test_rows_are_counted_by_step_and_status(progress: Progress) -> None:
 def test_dead_letters_of_rows_that_left_the_source_go_and_results_wait_for_them(
     progress: Progress,
 ) -> None:
+    progress.put_all(STEPS)
     progress.commit([done(["a", "b"]), failed(["c", "d"]), failed(["a"], step=1)])
-    progress.order.note(0, ["b", "c"])
+    progress.note_source(0, ["b", "c"])
     assert len(progress.dead_letters()) == 3  # the source may have more rows
-    progress.order.end(2)
+    progress.end_source(2)
     assert [letter["key"] for letter in progress.dead_letters()] == ["c"]
     assert set(outputs(progress, ["a", "b", "c", "d"])) == {("a", 0), ("b", 0)}
     assert progress.counts() == {0: {"ok": 2, "failed": 1, "filtered": 0}}
@@ -312,10 +265,10 @@ def said(phase: str) -> str:
 
 
 def test_dead_letters_tell_all_of_a_failure(progress: Progress) -> None:
+    progress.put_all(STEPS)
     progress.commit([failed(["b", 1], step=1), failed(["c"], step=0)])
     assert progress.dead_letters() == [
         {
-            "row": None,
             "key": key,
             "step": step,
             "phase": "inference",
@@ -323,30 +276,20 @@ def test_dead_letters_tell_all_of_a_failure(progress: Progress) -> None:
             "attempts": 3,
             "traceback": "File ...",
         }
-        for step, key in ((0, "c"), (1, 1), (1, "b"))
+        for step, key in (("clean", "c"), ("embed", 1), ("embed", "b"))
     ]
 
 
 def test_rows_outside_of_all_steps_are_dead_letters_by_row(progress: Progress) -> None:
+    progress.put_all(STEPS)
     progress.commit([Commit(0, letters=[Letter(7, None, said("source"))]), failed(["a"])])
     progress.add_letters("output", [Letter(3, "k", said("output"))])
     progress.add_letters("output", [Letter(3, "k", said("output"))])  # one for each row
-    found = [(letter["row"], letter["key"], letter["phase"]) for letter in progress.dead_letters()]
-    assert found == [(7, None, "source"), (None, "a", "inference"), (3, "k", "output")]
+    found = [(letter["key"], letter["phase"]) for letter in progress.dead_letters()]
+    assert found == [(7, "source"), ("a", "inference"), ("k", "output")]
     progress.clear_letters("output")
     progress.clear_letters("source")
     assert [letter["phase"] for letter in progress.dead_letters()] == ["inference"]
-
-
-def test_dead_letters_come_in_pages_while_commits_go_on(progress: Progress) -> None:
-    keys: list[Key] = [*range(2 * PAGE), *(f"{n:05}" for n in range(PAGE))]
-    progress.commit([failed(keys)])
-    found: list[Key] = []
-    while page := progress.dead_letters(len(found)):
-        assert len(page) == PAGE
-        found += [letter["key"] for letter in page]
-        progress.commit([done([f"between {len(found)}"])])
-    assert found == keys
 
 
 def test_threads_look_up_while_another_one_commits(progress: Progress) -> None:
@@ -368,9 +311,9 @@ def test_threads_look_up_while_another_one_commits(progress: Progress) -> None:
 
 
 def test_after_a_kill_the_order_of_all_noted_rows_is_known(progress: Progress) -> None:
-    progress.order.note(0, ["c", "a", None, "b"])
+    progress.note_source(0, ["c", "a", None, "b"])
     progress.commit([done(["a"])])
-    progress.order.note(4, ["d"])
+    progress.note_source(4, ["d"])
     with closing(Progress(killed(progress))) as found:
         assert source(found) == ["c", "a", None, "b", "d"]
         note(found, ["b", "late", "a"])

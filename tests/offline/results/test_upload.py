@@ -25,9 +25,8 @@ from batched import cli, offline  # noqa: E402
 from batched.errors import ResultError, RunStopped  # noqa: E402
 from batched.offline.progress.store import Progress  # noqa: E402
 from batched.offline.results import formats as _formats  # noqa: E402
-from batched.offline.results import upload as _upload  # noqa: E402
-from batched.offline.results.local import Result, Stamp  # noqa: E402
-from batched.offline.results.opening import open_result  # noqa: E402
+from batched.offline.results import opening as _opening  # noqa: E402
+from batched.offline.results.opening import Result, Stamp, open_result  # noqa: E402
 from object_store import make_bucket, object_store  # noqa: E402
 
 pytestmark = pytest.mark.once
@@ -168,12 +167,6 @@ def test_foreign_objects_stay(kind: str, bucket: Bucket, opened: Open) -> None:
     assert bucket.content() == before
 
 
-def test_a_folder_with_other_objects_is_never_replaced(bucket: Bucket, opened: Open) -> None:
-    bucket.put("r/sub/notes.txt", b"mine")
-    with pytest.raises(ResultError, match="holds 'sub', which is no part of a result"):
-        opened(bucket.uri("r/"), overwrite=True)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_source_in_the_store_is_never_replaced_by_its_own_result(
     kind: str, bucket: Bucket, opened: Open
@@ -273,15 +266,6 @@ def test_a_store_that_goes_away_costs_no_row(bucket: Bucket, tmp_path: Path) -> 
         assert progress.counts()[0]["ok"] == len(ROWS)
 
 
-def test_a_file_is_no_folder_and_a_folder_no_file(bucket: Bucket, opened: Open) -> None:
-    bucket.put("file", b"")
-    bucket.put("r.csv/x", b"")
-    with pytest.raises(ResultError, match="file/ is a file; it must end in"):
-        opened(bucket.uri("file/"))
-    with pytest.raises(ResultError, match=r"r\.csv is a folder; it must end in"):
-        opened(bucket.uri("r.csv"))
-
-
 def test_secrets_are_in_no_report_and_in_no_file(
     bucket: Bucket, folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -330,7 +314,7 @@ def test_secrets_are_in_no_error(uri: str, tmp_path: Path) -> None:
 
 def test_any_filesystem_of_pyarrow_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem())
-    monkeypatch.setattr(_upload, "open_filesystem", lambda uri: (store, "store/r"))
+    monkeypatch.setattr(_opening, "open_filesystem", lambda uri: (store, "store/r"))
     (tmp_path / "store" / "r").mkdir(parents=True)
     settings = SETTINGS | {"progress": tmp_path / "progress"}
     offline.run(upper, ROWS, "any://store/r/", **settings)

@@ -37,6 +37,7 @@ def check(progress: Progress, keys: list[Key]) -> None:
 def written(path: Path, commits: int) -> list[set[tuple[Key, int]]]:
     """Return the rows that each commit adds, of a run that is not closed."""
     progress = Progress(path)
+    progress.put_all({"steps": [{"name": "clean"}, {"name": "embed"}]})
     added: list[set[tuple[Key, int]]] = []
     for number in range(commits):
         keys: list[Key] = [*range(8 * number, 8 * number + 8)]

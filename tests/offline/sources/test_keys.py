@@ -21,10 +21,6 @@ def window(values: Any, first: int = 0) -> Window:
     return Window(first, len(values), {"id": values})
 
 
-def test_without_a_column_keys_are_row_numbers() -> None:
-    assert keys_of(window(["x", "y"], first=4096), None) == [4096, 4097]
-
-
 @pytest.mark.parametrize("kind", [list, pa.array])
 def test_strings_and_integers_of_64_bits_are_keys_exactly(kind: Any) -> None:
     texts = ["", "00000", "a\0b", "\u00e9", "e\u0301", "\U0001f600"]
@@ -72,25 +68,3 @@ def test_a_value_that_is_no_key_is_a_fault_of_its_row(value: Any) -> None:
         f" in column 'id', a {type(value).__name__}, cannot be used; keys are valid text or signed "
         "64-bit integers"
     )
-
-
-@pytest.mark.parametrize(
-    ("array", "keys"),
-    [
-        (pa.array([1, None]), [1, None]),
-        (pa.array(["a", "b"]).dictionary_encode(), ["a", "b"]),
-        (pa.array([1, 2**63], pa.uint64()), [1, None]),
-        (pa.array([1.0, 2.0]), [None, None]),
-    ],
-)
-def test_arrow_columns_follow_the_same_rules(array: Any, keys: list[Any]) -> None:
-    rows = window(array)
-    assert keys_of(rows, "id") == keys
-    assert list(rows.faults) == [place for place, key in enumerate(keys) if key is None]
-
-
-def test_the_first_fault_of_a_row_stays() -> None:
-    rows = window([None])
-    rows.note_fault(0, "not JSON")
-    assert keys_of(rows, "id") == [None]
-    assert rows.faults == {0: "row 0 (counted from 0): not JSON"}

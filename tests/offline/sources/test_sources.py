@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import csv
-import decimal
 import gzip
 import json
 import os
-import pickle
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -20,11 +18,9 @@ import pytest
 
 pa = pytest.importorskip("pyarrow")
 
-import numpy as np  # noqa: E402  # after the skip
 import pyarrow.parquet as pq  # noqa: E402  # after the skip
 
 from batched.errors import SourceError  # noqa: E402  # after the skip
-from batched.offline.sources import base as _window  # noqa: E402  # after the skip
 from batched.offline.sources.opening import open_source  # noqa: E402  # after the skip
 from opened_sources import Open, opened, rows_of  # noqa: E402  # after the skip
 from stage import python  # noqa: E402  # after the skip
@@ -201,33 +197,6 @@ def test_a_glob_is_one_source_in_the_order_of_its_paths(
     assert source.rows in (9, None)
 
 
-def test_a_path_may_have_brackets_and_begin_at_home(
-    tmp_path: Path, opened: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("USERPROFILE", str(tmp_path))
-    (tmp_path / "[1]").mkdir()
-    write(tmp_path / "[1]" / "rows[1].parquet", ROWS)
-    for path in "~/[1]/rows[1].parquet", "~/[1]":
-        assert rows_of(opened(path)) == ROWS
-
-
-def test_columns_of_nulls_join_columns_of_any_type(tmp_path: Path, opened: Open) -> None:
-    write(tmp_path / "a.parquet", [{"id": 1, "x": None}])
-    write(tmp_path / "b.parquet", [{"x": "text", "id": 2}])
-    assert rows_of(opened(tmp_path), ["id", "x"], 10) == [
-        {"id": 1, "x": None},
-        {"id": 2, "x": "text"},
-    ]
-
-
-def test_names_of_columns_may_have_dots(tmp_path: Path, opened: Open) -> None:
-    write(tmp_path / "a.parquet", [{"a.b": 1, "a": {"b": 2, "c": 3}}])
-    source = opened(tmp_path / "a.parquet")
-    assert rows_of(source, ["a.b"]) == [{"a.b": 1}]
-    assert rows_of(source, ["a"]) == [{"a": {"b": 2, "c": 3}}]
-
-
 BAD_ROWS = [
     ("rows.jsonl", b'{"a": 0}\n\n{"a": 1\n{"a": 2}', "line 3, row 1 (counted from 0): not JSON"),
     ("rows.jsonl", b'{"a": 0}\n[1]\n{"a": 2}', "line 2, row 1 (counted from 0): a row is a"),
@@ -284,17 +253,6 @@ def test_paths_that_lead_nowhere_are_refused(tmp_path: Path, opened: Open) -> No
     ):
         with pytest.raises(SourceError, match=message):
             opened(f"{tmp_path}/{name}")
-
-
-def test_a_column_that_a_csv_file_lacks_is_none(tmp_path: Path, opened: Open) -> None:
-    write(tmp_path / "a.csv", [{"id": 1, "x": 2}])
-    write(tmp_path / "b.csv", [{"y": 3, "id": 4}])
-    source = opened(f"{tmp_path}/*.csv")
-    assert source.columns == ["id", "x", "y"]
-    assert rows_of(source, ["id", "x", "y"], required=["id"]) == [
-        {"id": "1", "x": "2", "y": None},
-        {"id": "4", "x": None, "y": "3"},
-    ]
 
 
 @pytest.mark.parametrize("kind", ["table", "dataset", "reader", ".parquet", ".csv"])
@@ -366,13 +324,8 @@ def test_a_row_that_a_sequence_cannot_give_is_a_fault(opened: Open) -> None:
     assert window.faults[1].endswith("the row cannot be read: FileNotFoundError: 1.jpg")
 
 
-def test_polars_queries_and_splits_of_datasets_are_refused(opened: Open) -> None:
-    with pytest.raises(SourceError, match=r"a query, not rows: pass its \.collect\(\)"):
-        opened(OBJECTS["polars"](ROWS).lazy())
-    splits = Dataset(pa.Table.from_pylist(ROWS))
-    splits.num_rows = {"train": 5}
-    with pytest.raises(SourceError, match=r"several splits; pass one of \['train'\]"):
-        opened(splits)
+def test_a_polars_query_is_collected(opened: Open) -> None:
+    assert rows_of(opened(OBJECTS["polars"](ROWS).lazy())) == ROWS
 
 
 def test_polars_text_and_categories_are_read(opened: Open) -> None:
@@ -406,15 +359,6 @@ def test_a_value_that_python_has_no_equal_for_is_a_fault(
     assert window.faults[1].startswith("row 1 (counted from 0): the value in column 'x', of type")
     assert window.values("y") == [1, 2]
     assert window.columns["x"].equals(table["x"].combine_chunks())  # and kept as it is
-
-
-def test_the_spool_keeps_the_types_of_values(opened: Open) -> None:
-    given = {"v": np.ones(3, "f4"), "t": (1, 2), "x": decimal.Decimal(1), "s": {1}}
-    source = opened(iter([given]))
-    for _ in range(2):
-        (row,) = rows_of(source)
-        assert row["v"].dtype == "f4"
-        assert pickle.dumps(row) == pickle.dumps(given)
 
 
 def test_an_iterator_is_read_no_further_than_the_limit(tmp_path: Path) -> None:
@@ -483,14 +427,6 @@ def test_windows_of_large_values_have_fewer_rows(
     assert 4 <= max(window.size for window in windows) <= 11
     first = next(iter(source.windows(["id"])))
     assert first.size == 40 or kind in ("list", "iterator", ".jsonl", ".csv", ".parquet")
-
-
-def test_large_values_inside_lists_and_dicts_count(
-    opened: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_window, "WINDOW_BYTES", 10_000)
-    chat = [{"messages": [{"role": "user", "content": "x" * 3000}]}] * 8
-    assert [window.size for window in opened(chat).windows(None)] == [4, 4]
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,7 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from batched.offline.types import columns as _columns  # noqa: E402
-from batched.offline.types.arrow import to_python  # noqa: E402
-from batched.offline.types.columns import MOST_KINDS, Columns, Kinds, fit, without_empty  # noqa: E402
+from batched.offline.types.columns import Columns, Kinds, fit, without_empty  # noqa: E402
 from batched.offline.types.packing import unpack  # noqa: E402
 from batched.offline.types.values import arrow_type, read  # noqa: E402
 from canonical_values import ALL_VALUES, form_of, same  # noqa: E402
@@ -41,10 +40,7 @@ def test_each_result_is_read_for_itself_and_packed_as_it_is(results: list[Any]) 
     stored = [row for _, data in values.packed for row in unpack(data)[0]]
     assert same(stored, expected)
     assert [rows for rows, _ in values.packed if not rows] == []
-    joined = unpack(b"".join([data for _, data in values.packed])) if expected else [[]]
-    assert same(list(joined[0]), expected)
-    kinds: Counter[Any] = sum(values.kinds, Counter())
-    assert kinds.total() == len(expected)
+    assert sum(values.kinds[0].values()) == len(expected)
 
 
 def test_the_next_step_shares_no_memory_with_stored_values() -> None:
@@ -62,10 +58,9 @@ def test_an_object_that_cannot_even_be_shown_is_refused_at_its_row() -> None:
         def __getattr__(self, name: str) -> Any:
             raise RuntimeError("broken \ud800")
 
-    values = Columns(["out"]).read([1, Broken(), 2, 10**5000])
+    values = Columns(["out"]).read([1, Broken(), 2])
     assert values.places == [0, 2]
     assert "RuntimeError: broken \\ud800" in values.misfits[1]
-    assert "cannot take int that cannot be shown: an integer must have" in values.misfits[3]
 
 
 def test_a_misfit_is_one_sentence_that_names_its_column() -> None:
@@ -90,19 +85,15 @@ def test_rows_of_several_columns_need_all_of_them_and_no_other() -> None:
 def test_a_row_that_is_refused_leaves_all_columns() -> None:
     values = Columns(["a", "b"]).read([{"a": 1, "b": 2}, {"a": 3, "b": {1}}, {"a": 5, "b": 6}])
     assert values.columns == [[1, 5], [2, 6]]
-    assert values.kinds == [Counter(int53=2)] * 2
+    assert values.kinds == [{"int": 2}] * 2
 
 
 def test_large_results_are_packed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_columns, "MAX_BYTES", 1000)
-    monkeypatch.setattr(_columns, "MAX_ROW_BYTES", 5000)
-    values = Columns(["out"]).read(
-        [f"{n}" * 300 for n in range(9)] + ["y" * 3000, "z" * 6000, "end"]
-    )
-    assert [rows for rows, _ in values.packed] == [3, 3, 3, 1, 1]
-    assert values.nbytes == sum(len(data) for _, data in values.packed)
-    assert "6,0" in values.misfits[10]
-    assert values.columns[0][-2:] == ["y" * 3000, "end"]
+    values = Columns(["out"]).read([f"{n}" * 300 for n in range(9)] + ["y" * 3000, "end"])
+    assert all(len(data) <= 1000 or rows == 1 for rows, data in values.packed)
+    stored = [row for _, data in values.packed for row in unpack(data)[0]]
+    assert stored == values.columns[0]
 
 
 # --- declared types
@@ -112,22 +103,21 @@ def declared(kind: Any, *results: Any) -> Any:
     return Columns(["out"], {"out": kind}).read(results)
 
 
-def test_values_have_their_declared_type() -> None:
+def test_a_value_with_a_declared_type_stays_as_it_is() -> None:
     vector = declared(pa.list_(pa.float32(), 2), [0.1, 2], np.array([0.5, 1]), None)
-    expected = [np.array([0.1, 2], "f4"), np.array([0.5, 1], "f4"), None]
-    assert same(vector.columns, [expected])
-    table = declared(pa.fixed_shape_tensor(pa.float32(), [1, 2]), np.zeros((1, 2)), None)
-    assert same(table.columns, [[np.zeros((1, 2), "f4"), None]])
-    assert same(declared(pa.int32(), 1, None).columns, [[1, None]])
-    assert same(declared(pa.float32(), 1, 0.5).columns, [[1.0, 0.5]])
-    assert same(declared(pa.large_string(), "a").columns, [["a"]])
-    assert same(declared(pa.dictionary(pa.int32(), pa.string()), "a").columns, [["a"]])
-    assert same(declared(pa.list_(pa.string()), ["a", "b"]).columns, [[["a", "b"]]])
-    struct = pa.struct([("a", pa.float32()), ("b", pa.int8())])
-    assert same(declared(struct, {"a": 1}).columns, [[{"a": 1.0, "b": None}]])
-    berlin = pa.timestamp("us", "Europe/Berlin")
-    moment = datetime(2024, 1, 1, tzinfo=UTC)
-    assert same(declared(berlin, moment).columns, [[moment]])
+    assert same(vector.columns, [[[0.1, 2], np.array([0.5, 1]), None]])
+    for kind, result in (
+        (pa.int32(), 1),
+        (pa.float32(), 0.5),
+        (pa.large_string(), "a"),
+        (pa.dictionary(pa.int32(), pa.string()), "a"),
+        (pa.list_(pa.string()), ["a", "b"]),
+        (pa.struct([("a", pa.float32()), ("b", pa.int8())]), {"a": 1}),
+        (pa.timestamp("us", "Europe/Berlin"), datetime(2024, 1, 1, tzinfo=UTC)),
+    ):
+        assert same(declared(kind, result, None).columns, [[result, None]])
+        array, misfits = fit([result, None], kind)
+        assert (array.type, array.null_count, misfits) == (kind, 1, {})
 
 
 @pytest.mark.parametrize(
@@ -136,7 +126,6 @@ def test_values_have_their_declared_type() -> None:
         (pa.list_(pa.float32(), 2), [1.0]),
         (pa.list_(pa.float32(), 2), "ab"),
         (pa.list_(pa.float32(), 4), np.zeros((2, 2))),
-        (pa.fixed_shape_tensor(pa.float32(), [2, 2]), np.zeros((4, 1))),
         (pa.int32(), 1.5),
         (pa.int32(), 2**40),
         (pa.int32(), "1"),
@@ -184,34 +173,18 @@ def test_the_kind_of_a_column_depends_neither_on_order_nor_on_groups(
     assert len(misfits) < len(values) or all(read(value)[1] == "any" for value in values)
 
 
-def test_one_odd_row_leaves_vectors_of_one_length() -> None:
-    kinds = kinds_of([[np.zeros(3, "f4")] * 9, ["error"]])
-    assert arrow_type(kinds.final()) == pa.list_(pa.float32(), 3)
-    array, misfits = fit(np.ones((2, 3), "f4"), kinds.final())
-    assert (array.to_pylist(), misfits) == ([[1.0] * 3] * 2, {})
-
-
 def test_dicts_with_optional_fields_outnumber_one_more_frequent_string() -> None:
     dicts: list[list[Any]] = [[{f"field {number}": 1}] * 3 for number in range(20)]
     kinds = kinds_of([*dicts, ["no JSON"] * 5])
     assert arrow_type(kinds.final()).num_fields == 20
 
 
-@pytest.mark.parametrize("turn", [1, -1])
-def test_the_kind_of_a_column_is_found_among_any_number_of_kinds(turn: int) -> None:
-    kinds = kinds_of([[1], *[[{f"{number:03}": 1}] for number in range(2 * MOST_KINDS)][::turn]])
-    assert not kinds.agree
-    final: Any = kinds.final()
-    names = list(dict(final[1]))
-    assert names == [f"{number:03}" for number in range(MOST_KINDS - 1)]
-
-
 def test_arrow_would_lose_what_fit_refuses() -> None:
     for kind, value in (
-        ("int64", 1.5),
+        ("int", 1.5),
         ("date", datetime(2024, 1, 1, 5)),
         ("datetime", datetime(2024, 1, 1, tzinfo=UTC)),
-        (("struct", (("a", "int53"),)), {"a": 1, "b": 2}),
+        (("struct", (("a", "int"),)), {"a": 1, "b": 2}),
         ("float", 2**53 + 1),
         ("str", b"a"),
         ("bool", 1),
@@ -219,37 +192,6 @@ def test_arrow_would_lose_what_fit_refuses() -> None:
         column, misfits = fit([None, value], kind)
         assert column.null_count == 2
         assert list(misfits) == [1]
-
-
-@pytest.mark.parametrize(
-    ("block", "kind"),
-    [
-        (np.ones((2, 3), "f4"), ("array", "float64", (3,))),
-        (np.ones((2, 3), "f4"), ("array", "float32", None)),
-        (np.ones((2, 3, 4), "f4"), ("array", "float32", (3, 4))),
-        (np.ones((2, 3, 4), "f4"), ("list", ("array", "float64", None))),
-        (np.ones((0, 3), "f4"), ("array", "float32", (3,))),
-    ],
-    ids=repr,
-)
-def test_arrays_of_one_shape_are_made_wider(block: Any, kind: Any) -> None:
-    array, misfits = fit(block, kind)
-    assert (array.type, misfits) == (arrow_type(kind), {})
-    assert np.array_equal(np.ravel([np.ravel(row) for row in to_python(array)]), np.ravel(block))
-
-
-def test_arrays_of_another_shape_are_misfits() -> None:
-    array, misfits = fit(np.ones((2, 3), "f4"), ("array", "float32", (4,)))
-    assert (array.null_count, list(misfits)) == (2, [0, 1])
-
-
-def test_a_column_without_rows_has_its_declared_type() -> None:
-    assert fit([], pa.list_(pa.float32(), 3))[0].type == pa.list_(pa.float32(), 3)
-
-
-def test_columns_without_rows_have_no_kind() -> None:
-    assert Kinds().agree
-    assert arrow_type(Kinds().final()) == pa.null()
 
 
 def test_dicts_without_fields_are_misfits_in_a_typed_result() -> None:

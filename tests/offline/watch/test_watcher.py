@@ -1,11 +1,9 @@
-"""Views of an offline run while it goes on: rates, time left, the status file, bars."""
+"""Views of an offline run while it goes on: rates, time left, the status file, lines."""
 
 from __future__ import annotations
 
-import io
 import json
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,12 +12,10 @@ import pytest
 
 pytest.importorskip("pyarrow")
 
-from rich.console import Console
-
 from batched.offline import DeadLetter, Report, Snapshot, StepCounts
 from batched.offline.report import Pace, State
 from batched.offline.watch import watcher as watching
-from batched.offline.watch.bars import Bars
+from batched.offline.watch.lines import Lines
 from batched.offline.watch.watcher import Meter, StatusFile, Watcher, read_status, watcher
 
 LETTER: DeadLetter = {
@@ -97,15 +93,6 @@ def test_rows_that_were_done_before_are_in_no_rate() -> None:
     assert pace.left == 8  # 80 rows
 
 
-def test_the_rate_follows_a_service_that_has_become_slow() -> None:
-    meter = Meter()
-    for second in range(1, 1001):
-        meter.add(float(second), counts(10 * second, batches=second))
-    for second in range(1001, 2001):
-        meter.add(float(second), counts(9_000 + second, batches=second))
-    assert meter.rate == pytest.approx(1, rel=0.01)
-
-
 def test_time_left_is_the_work_left_in_a_step_at_its_own_rate() -> None:
     steps = [
         (counts(100 * second, 0, second), counts(10 * second, 90 * second, second))
@@ -125,32 +112,6 @@ def test_no_step_ends_before_the_one_that_it_reads_from() -> None:
     )
     assert (first.rate, second.rate) == (10, 20)
     assert first.left == second.left == 91
-
-
-def test_a_step_that_computes_nothing_has_no_time_of_its_own() -> None:
-    # its rows were committed before, and enter the second step
-    steps = [counts(10 * second, 500 - 10 * second, second) for second in (1, 2)]
-    first, second = paces_of(
-        snapshot(1.0, counts(), steps[0], read=500), snapshot(2.0, counts(), steps[1], read=500)
-    )
-    assert (first.rate, first.left, first.done) == (None, None, 500)
-    assert second.left == 98
-
-
-def test_filtered_rows_count_for_the_rate() -> None:
-    meter = Meter()
-    for second in (1, 2):
-        counted = StepCounts("f", second, 0, 0, second, 0.0, filtered=9 * second)
-        meter.add(float(second), counted)
-    assert meter.rate == 10
-
-
-def test_time_left_is_not_told_where_the_number_of_rows_is_not_known() -> None:
-    (pace,) = paces_of(
-        snapshot(1.0, counts(10, 10, 1), total=None, read=20),
-        snapshot(2.0, counts(20, 10, 2), total=None, read=30),
-    )
-    assert (pace.rate, pace.left, pace.done) == (10, None, 20)
 
 
 @pytest.fixture
@@ -213,19 +174,6 @@ def test_the_status_file_is_written_once_a_second_and_whenever_the_state_changes
         assert known() == expected
 
 
-@pytest.mark.parametrize("content", ["", "{", "3"])
-def test_a_file_that_is_no_status_is_none(content: str, tmp_path: Path) -> None:
-    progress = tmp_path / "x.progress"
-    assert read_status(progress) is None
-    watching.status_path(progress).write_text(content)
-    assert read_status(progress) is None
-
-
-def test_a_progress_file_of_any_name_has_a_status_file() -> None:
-    assert watching.status_path(Path("a/b.csv.progress")) == Path("a/b.csv.status.json")
-    assert watching.status_path(Path("a/b.db")) == Path("a/b.db.status.json")
-
-
 def test_a_disk_that_takes_no_status_file_is_no_concern_of_the_run(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -257,56 +205,23 @@ def test_a_function_that_watches_and_raises_is_dropped_and_logged_once(
     assert status["state"] == "done"
 
 
-def test_a_service_that_is_down_leaves_time_unknown() -> None:
-    # batches end, and nothing of them
-    (pace,) = paces_of(*[snapshot(float(n), counts(0, 9, n), read=9) for n in (1, 2, 3)])
-    assert (pace.rate, pace.left) == (0, None)
-
-
-def drawn(*shown: tuple[State, Snapshot], terminal: bool = True) -> str:
-    """Return the bytes that a terminal gets."""
-    file = io.StringIO()
-    bars = Bars("x.parquet", Console(file=file, force_terminal=terminal, width=120))
-    seen = Seen()
-    view = Watcher([bars, seen])
-    for state, each in shown:
-        view.update(each, state)
-    return file.getvalue()
-
-
-def test_a_terminal_shows_a_bar_with_counts_rate_and_time_left() -> None:
-    text = drawn(
-        ("running", snapshot(1.0, counts(100, 0, 1), read=100)),
-        ("running", snapshot(2.0, counts(197, 0, 2, failed=3), read=200)),
-    )
-    last = text.splitlines()[-1]
-    for part in ("embed", "━", "200/1,000 rows", "100.0 rows/s", "3 failed", "0:00:08 left"):
-        assert part in last
-
-
-def test_a_total_that_is_estimated_is_shown_as_such() -> None:
-    seen = snapshot(1.0, counts(100), read=100, about=True)
-    assert "100/about 1,000 rows" in drawn(("running", seen))
-
-
-def test_a_terminal_shows_that_the_result_is_being_written() -> None:
-    finished = snapshot(1.0, counts(1000, 0, 9), read=1000)
-    assert "writing x.parquet" not in drawn(("running", finished))
-    assert "writing x.parquet" in drawn(("running", finished), ("writing", finished))
-
-
-def test_the_names_of_steps_and_files_are_shown_as_they_are() -> None:
-    step = StepCounts("[bold]{x}", 0, 0, 1, 0, 0.0)
-    assert "[bold]{x}" in drawn(("running", snapshot(1.0, step)))
-
-
-def test_nothing_is_drawn_of_a_run_that_is_over_at_once() -> None:
-    assert drawn(("done", snapshot(0.1, counts(1000, 0, 9), read=1000))) == ""
-
-
-def test_the_cursor_is_back_after_every_end() -> None:
-    text = drawn(("running", snapshot(1.0, counts())), ("failed", snapshot(2.0, counts())))
-    assert text.index("\x1b[?25l") < text.index("\x1b[?25h")  # hidden, shown
+def test_a_terminal_has_one_line_with_counts_rate_and_time_left(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    view = Watcher([Lines("x.parquet", rewrites=True)])
+    view.update(snapshot(1.0, counts(100, 0, 1), read=100, about=True))
+    view.update(snapshot(2.0, counts(197, 0, 2, failed=3), read=200))
+    view.update(snapshot(3.0, counts(297, 0, 3, failed=3), read=300))
+    view.update(snapshot(4.0, counts(997, 0, 4, failed=3), read=1000), "writing")
+    view.update(snapshot(5.0, counts(997, 0, 4, failed=3), read=1000), "done")
+    first, second, third, writing, last = capsys.readouterr().err.split("\r\x1b[K")[1:]
+    assert first == "x.parquet running: embed 100/about 1,000 rows"
+    assert second.startswith("x.parquet running: embed 200/1,000 rows  100.0 rows/s  3 failed")
+    assert second.endswith("the first failure: ValueError: bad row\n")
+    assert third == "x.parquet running: embed 300/1,000 rows  100.0 rows/s  3 failed  0:00:07 left"
+    assert writing.startswith("x.parquet writing: embed 1,000/1,000 rows")
+    assert last.startswith("x.parquet done: embed 1,000/1,000 rows")
+    assert last.endswith("\n")
 
 
 def test_a_log_gets_a_line_every_10_s_for_the_first_failure_and_at_the_end(
@@ -333,13 +248,6 @@ def test_a_log_gets_a_line_every_10_s_for_the_first_failure_and_at_the_end(
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_notebook_shows_bars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shell = SimpleNamespace(kernel=object())
-    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
-    views = watcher(True, tmp_path / "x.progress", "x")._views
-    assert [type(view) for view in views] == [StatusFile, Bars]
-
-
 def test_a_report_names_all_outcomes_of_rows() -> None:
     step = StepCounts("embed", 1990, 3, 0, 20, 1.0, filtered=7)
     seen = Snapshot(2000, 2000, 0, 0, 2.0, (step,), {"ValueError": 3}, {})
@@ -347,8 +255,3 @@ def test_a_report_names_all_outcomes_of_rows() -> None:
     assert str(report) == (
         "1,990 ok, 3 failed, 7 filtered in 2.0 s (996.5 rows/s)\nfailed: 3 x ValueError\nx.parquet"
     )
-
-
-def test_rows_that_could_not_be_read_have_failed() -> None:
-    seen = Snapshot(9, 9, 0, 0, 1.0, (counts(5, failed=2),), {}, {}, unreadable=2)
-    assert (seen.ok, seen.failed) == (5, 4)
