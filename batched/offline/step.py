@@ -169,7 +169,7 @@ class Step:
                 f"step {name!r} works in steps, and batch_size is the number of its places: give a "
                 "number in place of Auto"
             )
-        _ = self.parts  # which checks its settings
+        self._check_call()
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -234,6 +234,28 @@ class Step:
             function = BatchFunction.of(func, options)
         # further arguments are given where the function is called
         return replace(function, func=_call).parts(bound=False)
+
+    def _check_call(self) -> None:
+        """Raise an error unless the function, or the class, can be called with its arguments."""
+        func = unwrap(self.fn)
+        is_class = inspect.isclass(func)
+        if self.parts.function.options.spreads:  # `parts` checks settings
+            return  # the keyword arguments are known only with the first row
+        first = () if is_class else (["items"], *["key"] * (self.route is not None))
+        try:
+            inspect.signature(func).bind(*first, *self.args, **self.kwargs)
+        except TypeError as error:
+            raise TypeError(
+                f"step {self.name!r}: {error}; args= and kwargs= are given "
+                f"{'to the constructor' if is_class else 'after the list'}"
+            ) from None
+        except ValueError:  # builtins need not have a signature
+            return
+        if is_class and not any("__call__" in vars(each) for each in func.__mro__):
+            raise TypeError(
+                f"step {self.name!r}: instances of a class are called with a list, and this one "
+                "has no __call__"
+            )
 
     def _check_columns(self, which: str, given: Collection[Any]) -> None:
         """Raise an error unless `given`, the setting `which`, has names, and types of Arrow."""

@@ -1,1 +1,1 @@
-"""Watch: status file and bars of a run."""
+"""Watch: status file and lines of a run."""

@@ -637,6 +637,24 @@ def test_arguments_in_another_order_or_of_another_form_are_refused(tmp_path: Pat
             offline.Pipeline(*given)
 
 
+def test_wrong_arguments_of_a_function_or_class_are_refused_where_the_step_is_written() -> None:
+    def plain(texts: list[str], mark: str) -> list[str]:
+        return [f"{text}{mark}" for text in texts]
+
+    class Uncalled:
+        pass
+
+    for given, sentence in (
+        ({"fn": plain}, "missing a required argument: 'mark'; .* after the list"),
+        ({"fn": plain, "args": (1, 2)}, "too many positional"),
+        ({"fn": Lengths, "kwargs": {"size": 3}}, "'size'; .* given to the constructor"),
+        ({"fn": Uncalled}, "no __call__"),
+    ):
+        settings: dict[str, Any] = {"input": "a", "output": "b", **given}
+        with pytest.raises(TypeError, match=sentence):
+            offline.Step(**settings)
+
+
 def test_an_unknown_setting_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="'worker'"):
         run(str.upper, rows_of(5), tmp_path / "out.parquet", worker=2)
