@@ -63,8 +63,7 @@ class TextGenerator(Continuous[Prompt, _U, str, ...]):
         eos_token_id: further terminators, besides the terminators of the model.
         schema: class of pydantic, or JSON schema. The text keeps to it, and the result is the
             instance, or the value of the JSON. A text that is cut off is a `ValueError`.
-        tools: argument of the chat template.
-        chat_template_kwargs: further arguments of the chat template.
+        chat_template_kwargs: arguments of the chat template, `tools` among them.
 
     Raises:
         TypeError: the model is of another kind, or a setting is unknown.
@@ -103,8 +102,8 @@ class TextGenerator(Continuous[Prompt, _U, str, ...]):
         self, model: Any, tokenizer: Any, *, details: bool = False, **settings: Any
     ) -> None:
         from .beside import beside
+        from .decoding import Writer
         from .reader import OF_BATCHES, PromptReader, layered
-        from .writer import Writer
 
         self._arguments = model, tokenizer, {"details": details, **settings}
         of_function = {
@@ -127,9 +126,9 @@ class TextGenerator(Continuous[Prompt, _U, str, ...]):
         own = {
             key: value
             for key, value in model.generation_config.to_diff_dict().items()
-            if not key.startswith(("_", "output_", "return_", "transformers_"))
+            if not key.startswith(("_", "max_length", "output_", "return_", "transformers_"))
         }
-        given = layered(name, own, settings)
+        given = layered(own, settings)
         # most settings are read for each prompt
         kind = type(model.generation_config)
         plain = beside(model, kind(**{key: given.pop(key) for key in OF_BATCHES & given.keys()}))
@@ -143,26 +142,12 @@ class TextGenerator(Continuous[Prompt, _U, str, ...]):
     @overload
     @classmethod
     def from_pretrained(
-        cls,
-        name_or_path: str,
-        *,
-        device: Any = None,
-        dtype: Any = "auto",
-        model_kwargs: Mapping[str, Any] | None = None,
-        details: Literal[False] = False,
-        **settings: Any,
+        cls, name_or_path: str, *, details: Literal[False] = False, **settings: Any
     ) -> TextGenerator[str]: ...
     @overload
     @classmethod
     def from_pretrained(
-        cls,
-        name_or_path: str,
-        *,
-        device: Any = None,
-        dtype: Any = "auto",
-        model_kwargs: Mapping[str, Any] | None = None,
-        details: Literal[True],
-        **settings: Any,
+        cls, name_or_path: str, *, details: Literal[True], **settings: Any
     ) -> TextGenerator[Generation]: ...
     @classmethod
     def from_pretrained(
