@@ -89,6 +89,13 @@ class Run:
         self._more_to_read = True  # whether the source has rows that were not read
         self.read = self.skipped = self.recomputed = self.unreadable = 0  # rows, as in `Snapshot`
         self.tally = Tally(max_failed)
+        # clients with a budget, which is that of the run, by the steps that call them
+        self._clients: dict[str, Any] = {
+            step.name: step.fn for step in plan.steps if hasattr(step.fn, "spent")
+        }
+        spent = progress.get("spent") or {}
+        for name, client in self._clients.items():
+            client.spent = max(client.spent, spent.get(name, 0.0))
         # notes of the first commit: from then on, the result at the destination is out of date
         self._notes: dict[str, Any] = {"merged": None}
         self._began = self._watched = time.perf_counter()
@@ -103,6 +110,7 @@ class Run:
         """
         self._committer = Committer(self._progress, partial(self._post, _raise))
         with ExitStack() as ends:  # each callback runs, even if Ctrl-C interrupts another
+            ends.callback(self._save_spent)
             ends.callback(self._committer.close)
             ends.callback(self._save_rest)
             for room in self._rooms:
@@ -305,9 +313,13 @@ class Run:
 
     def _submit(self, commit: Commit) -> None:
         """Queue a commit, the first one with the notes."""
-        commit.notes = self._notes
+        commit.notes = {**self._notes, **self._spent()}
         self._committer.submit(commit)
         self._notes = {}  # last: if Ctrl-C interrupts `submit`, the next commit has the notes
+
+    def _spent(self) -> dict[str, Any]:
+        """Return a note of the money that clients have spent."""
+        return {"spent": {name: client.spent for name, client in self._clients.items()}}
 
     def _check_budget(self) -> None:
         """Raise RunStopped if more rows have failed than `max_failed` allows."""
@@ -342,6 +354,11 @@ class Run:
                 self._commit_dead(room, dead)
             if room.done:
                 self._commit(room)
+
+    def _save_spent(self) -> None:
+        """Note the cost of requests without a result, too."""
+        if self._clients:
+            self._progress.put_all(self._spent())
 
     def _call(self, event: Callable[[], object]) -> None:
         with suppress(Exception, KeyboardInterrupt):  # the run has ended for another reason
