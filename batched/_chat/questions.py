@@ -12,7 +12,7 @@ from openai.resources.chat.completions import AsyncCompletions
 
 from .._core.checks import suggest
 from .._services.prompts import PromptPreparation, check_chat
-from .answers import LIST, Answer, Tokens, read_choice
+from .answers import LIST, Answer, read_choice
 from .items import Item
 from .records import ChatAnswer
 
@@ -69,7 +69,7 @@ class ChatRequests(PromptPreparation):
             messages: list[Mapping[str, Any]] = [{"role": "user", "content": given}]
         elif isinstance(given, list | tuple):
             check_chat(name, given)
-            messages = [dict(message) for message in given]
+            messages = [*map(dict, given)]
         else:
             raise TypeError(f"{name} takes a text or a list of messages, got {given!r:.60}")
         if system is not None and messages[0]["role"] not in ("system", "developer"):
@@ -100,13 +100,12 @@ class ChatRequests(PromptPreparation):
         """
         result: Any = read_choice(answer, self._settings.schema)
         if self._settings.details:
-            usage = answer.usage if isinstance(answer.usage, Tokens) else None
             assert answer.choices is not None
             result = ChatAnswer(
                 result,
                 answer.choices[0].finish_reason == "length",
-                None if usage is None else usage.prompt_tokens,
-                None if usage is None else usage.completion_tokens,
+                getattr(answer.usage, "prompt_tokens", None),
+                getattr(answer.usage, "completion_tokens", None),
                 request_id,
             )
         return [result for _ in items]

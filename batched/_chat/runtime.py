@@ -49,7 +49,8 @@ class ClientRuntime(EventLoopRuntime):
         if not super().cancel(request, even_begun):
             return False
         if request.dispatched:
-            clients_loop().call_soon_threadsafe(_give_up, items)
+            for item in items:
+                clients_loop().call_soon_threadsafe(item.give_up)
         return True
 
     def _answer(self, batch: Batch, wakers: Wakers, settled: Settled) -> None:
@@ -70,11 +71,6 @@ class ClientRuntime(EventLoopRuntime):
             daemon_thread(f"{self.name}-callbacks", answer_futures).start()
         except RuntimeError:  # no more threads
             answer_futures()
-
-
-def _give_up(items: list[Any]) -> None:
-    for item in items:
-        item.give_up()
 
 
 class ClientFunction(BatchFunction):

@@ -171,7 +171,7 @@ class Session:
                 items[0].content = [*items[0].content, wrong, right]
                 request.corrected = True
             if not is_free:
-                longest = min(MOST_BACKOFF, FIRST_BACKOFF * 2.0 ** min(request.attempts - 1, 60))
+                longest = min(MOST_BACKOFF, FIRST_BACKOFF * 2.0 ** (request.attempts - 1))
                 await asyncio.sleep(longest * (1 + random.random()) / 2)
 
     async def _halve(self, items: list[Item], refused: float | None) -> list[Any]:
@@ -337,8 +337,8 @@ class Service:
                 first = min(first, deadline)
                 continue
             why = (
-                f"no request may be sent for {max(0.0, held - now):.0f} s, after "
-                f"{now - silent_since:.0f} s without an answer (max_wait_s={most:g}); {fault.why}"
+                f"no request may be sent for {max(0.0, held - now):.0f} s, and none was answered "
+                f"for {now - silent_since:.0f} s (max_wait_s={most:g}); {fault.why}"
             )
             fails = replace(fault, outcome="failure", why=why)
             self._refuse(request, fails, request.sendings)

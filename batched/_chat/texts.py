@@ -40,10 +40,6 @@ class TextRequests(PromptPreparation):
         self.most_tokens = settings.max_tokens
         self._size: int | None = None  # of the first vector
 
-    def is_one(self, _: Any, /) -> bool:
-        """Return False: a list is always several texts."""
-        return False
-
     def prepare(self, given: Any, settings: Mapping[str, Any], _: object = None, /) -> Item:
         """Return the item for a text.
 

@@ -120,7 +120,7 @@ class Writer:
 
     def _end(self, ended: Text) -> None:
         """Answer the caller of a text that has ended."""
-        text, read = ended.text, ended.prompt.read
+        text, read = self._decoder.text(ended.prompt, ended.tokens), ended.prompt.read
         ended.emit_rest(text)
         try:
             value = None if read is None else read(text)

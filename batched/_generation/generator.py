@@ -189,12 +189,7 @@ class TextGenerator(Continuous[Prompt, _U, str, ...]):
         Functions and other objects count by their names. Weights do not count.
         """
         model, tokenizer, settings = self._arguments
-        own = {
-            # keys of `sequence_bias` are tuples, which JSON does not have as keys
-            key: list(value.items()) if isinstance(value, Mapping) else value
-            for key, value in settings.items()
-            if key not in StepSettings.__annotations__
-        }
+        own = {key: settings[key] for key in settings.keys() - StepSettings.__annotations__}
         meaning = {
             "model": model.config.name_or_path or type(model).__name__,
             "generation_config": model.generation_config.to_diff_dict(),
@@ -221,8 +216,6 @@ class TextGenerator(Continuous[Prompt, _U, str, ...]):
 
 def _plain(value: Any) -> Any:
     """Return the form in JSON of a value that JSON does not have."""
-    if hasattr(value, "tolist"):
-        return value.tolist()
     if hasattr(value, "model_json_schema"):
         return value.model_json_schema()
     return getattr(value, "__qualname__", type(value).__qualname__)

@@ -101,7 +101,6 @@ def _may_have_places(model: Any, config: Any, parts: Mapping[str, Any]) -> bool:
         KINDS.issuperset(kinds_of(config))
         and all(map(OF_WINDOWS.search, parts))
         and config._attn_implementation in ATTENTION
-        and settings.use_cache is not False
         and settings.cache_implementation in (None, "dynamic", "hybrid")
     )
 

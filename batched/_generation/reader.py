@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -45,10 +45,10 @@ OF_BATCHES: Final = {
 OF_TEMPLATES: Final = "chat_template_kwargs"
 """Setting with arguments of the tokenizer's chat template."""
 
-MODES: Final = ("greedy_search", "sample")
-
-OF_SEVERAL: Final = ("num_beams", "num_return_sequences", "guidance_scale")
-"""Settings that need several rows for a prompt, unless they are 1."""
+OF_SEVERAL: Final = (
+    *("num_beams", "num_return_sequences", "guidance_scale", "penalty_alpha", "dola_layers"),
+)
+"""Settings of other modes than greedy decoding and sampling, unless they are 1."""
 
 PLAIN_CRITERIA: Final = {"MaxLengthCriteria", "EosTokenCriteria"}
 """Stopping criteria that `Text.add` replaces."""
@@ -111,12 +111,11 @@ class PromptReader(PromptPreparation):
         settings = {name: settings[name] for name in settings.keys() - {OF_TEMPLATES}}
         return self._read(self._ids_of(given, of_template), settings)
 
-    def _ids_of(self, given: Prompt, of_template: Mapping[str, Any]) -> list[int]:
+    def _ids_of(self, given: Any, of_template: Mapping[str, Any]) -> list[int]:
         """Return the ids of a prompt, and refuse a prompt that the model cannot continue."""
         name = self._name
-        ids: list[int]
         if isinstance(given, str):
-            ids = self._tokenizer(given)["input_ids"]
+            ids: list[int] = self._tokenizer(given)["input_ids"]
         elif not isinstance(given, Sequence) or isinstance(given, (bytes, bytearray)):
             raise TypeError(
                 f"{name} takes a text, a list of messages or a list of ids, got "
@@ -125,14 +124,13 @@ class PromptReader(PromptPreparation):
         elif given and isinstance(given[0], Mapping):
             ids = self._ids_of_chat(given, of_template)
         else:
-            ids = list(cast("Sequence[int]", given))
+            ids = list(given)
         if not ids or given == "":
             raise ValueError(f"{name} got an empty prompt; it needs at least one token or message")
-        for number, token in enumerate(ids):
+        for token in ids:
             if not is_id(token) or not 0 <= token < self._vocabulary:
                 raise ValueError(
-                    f"{name}: ids are integers from 0 to {self._vocabulary - 1}, got "
-                    f"{token!r:.60} at place {number}"
+                    f"{name}: ids are integers from 0 to {self._vocabulary - 1}, got {token!r:.60}"
                 )
         if self._positions is not None and len(ids) >= self._positions:
             raise ValueError(
@@ -213,17 +211,12 @@ class PromptReader(PromptPreparation):
 
     def _parse(self, ids: list[int], given: dict[str, Any], key: object) -> _Settings:
         """Return the settings as `generate` reads them for a prompt."""
-        refused = next((name for name in OF_SEVERAL if given.get(name) not in (None, 1)), None)
-        if refused is None:
-            plain = {name: value for name, value in given.items() if name not in OBJECTS}
-            config = type(self._model.generation_config)(**plain)
-            mode = config.get_generation_mode().value
-            refused = None if mode in MODES else mode
-        if refused is not None:
-            raise ValueError(
-                f"{self._name} writes one text for each prompt, greedily or by sampling; for "
-                f"{refused} call the model's own generate"
-            )
+        for name in OF_SEVERAL:
+            if given.get(name) not in (None, 1):
+                raise ValueError(
+                    f"{self._name} writes one text for each prompt, greedily or by sampling; for "
+                    f"{name} call the model's own generate"
+                )
 
         def settings_of(_model: object, _ids: object, **parts: Any) -> _Settings:
             criteria = parts["stopping_criteria"]
@@ -259,8 +252,8 @@ def layered(before: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any
         if value is not None
     }
     given = {**before, **more}
-    ends = [*listed(before.get("eos_token_id")), *listed(more.get("eos_token_id"))]
-    given["eos_token_id"] = sorted({*ends})
+    ends = {*listed(before.get("eos_token_id")), *listed(more.get("eos_token_id"))}
+    given["eos_token_id"] = sorted(ends)
     if "do_sample" not in more and SAMPLING & more.keys():
         given["do_sample"] = True
     return given

@@ -143,11 +143,6 @@ class Text:
         return self.tokens[-1] if self.tokens else self.prompt.ids[-1]
 
     @property
-    def text(self) -> str:
-        """Text of the new tokens."""
-        return self._decoder.text(self.prompt, self.tokens)
-
-    @property
     def ids(self) -> torch.Tensor:
         """All tokens, of shape (1, n)."""
         return torch.tensor([self.prompt.ids + self.tokens], device=self._device)
@@ -184,5 +179,5 @@ class Text:
 
     def emit_rest(self, text: str) -> None:
         """Pass on all of the whole `text` that the reader does not have."""
-        if self._pieces is not None and len(text) > len(self._sent):
+        if len(text) > len(self._sent):
             self.row.emit(text[len(self._sent) :])

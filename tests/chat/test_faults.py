@@ -190,6 +190,18 @@ def test_a_refusal_costs_no_attempt(server: ChatServer, named: dict[str, str]) -
     assert client.usage.retries == 4
 
 
+def test_the_reset_of_a_limit_that_is_used_up_is_a_pause(server: ChatServer) -> None:
+    limits_of_service = {
+        "x_ratelimit_remaining_requests": "0",
+        "x_ratelimit_reset_requests": "300ms",
+        "x_ratelimit_remaining_tokens": "7",
+        "x_ratelimit_reset_tokens": "1h2m",
+    }
+    server.behave = first(1, refuse(429, **limits_of_service))
+    assert server.client()("one") == "re: one"
+    assert server.moments[1] - server.moments[0] >= 0.3
+
+
 def test_retry_after_of_a_failure_is_a_pause_for_all_calls(server: ChatServer) -> None:
     server.behave = first(1, refuse(500, retry_after_ms="300"))
     client = server.client()
@@ -363,7 +375,7 @@ def test_calls_wait_for_max_wait_s_in_an_outage(server: ChatServer) -> None:
     answers = [client.submit(f"prompt {number}") for number in range(12)]
     errors = [future.exception(20) for future in answers]
     assert all(isinstance(error, EndpointError) and error.is_service for error in errors)
-    waited = [str(error) for error in errors if "without an answer" in str(error)]
+    waited = [str(error) for error in errors if "and none was answered for" in str(error)]
     assert "(max_wait_s=0.5); no answer came: Connection error." in waited[0]
     server.up()
     assert client("after") == "re: after"

@@ -110,7 +110,8 @@ class Run:
         """
         self._committer = Committer(self._progress, partial(self._post, _raise))
         with ExitStack() as ends:  # each callback runs, even if Ctrl-C interrupts another
-            ends.callback(self._save_spent)
+            if self._clients:  # requests without a result cost money, too
+                ends.callback(lambda: self._progress.put_all(self._spent()))
             ends.callback(self._committer.close)
             ends.callback(self._save_rest)
             for room in self._rooms:
@@ -354,11 +355,6 @@ class Run:
                 self._commit_dead(room, dead)
             if room.done:
                 self._commit(room)
-
-    def _save_spent(self) -> None:
-        """Note the cost of requests without a result, too."""
-        if self._clients:
-            self._progress.put_all(self._spent())
 
     def _call(self, event: Callable[[], object]) -> None:
         with suppress(Exception, KeyboardInterrupt):  # the run has ended for another reason
