@@ -375,11 +375,11 @@ class Service:
         limits.end(permit, now, reply.outcome, asked=reply.pause, tokens=reply.tokens)
         if reply.is_fault:
             self._last_fault = reply
-        if permit.probe and not limits.has_answered:
-            for each in [*self._waiting]:
-                each.attempts += 1
-                if each.attempts >= each.session.settings.attempts:
-                    self._refuse(each, reply, each.attempts)
+            if permit.probe and not limits.has_answered:
+                for each in [*self._waiting]:
+                    each.attempts += 1
+                    if each.attempts >= each.session.settings.attempts:
+                        self._refuse(each, reply, each.attempts)
         self._admit()
 
 

@@ -92,7 +92,7 @@ class Writer:
             texts: n texts; ended texts get tokens of no use.
             logits: (n, vocabulary) logits, as float32; they are changed.
         """
-        tokens: list[int] = choose(texts, logits).tolist()
+        tokens = choose(texts, logits).tolist()
         for place, (text, token) in enumerate(zip(texts, tokens, strict=True)):
             if text.row.ended:
                 continue

@@ -137,7 +137,6 @@ class TextGenerator(Continuous[Prompt, _U, str, ...]):
         write = Writer(plain, tokenizer, name, details).write
         function = BatchFunction(write, "static", False, options, preparation=self._reader)
         super().__init__(function)
-        self.__doc__ = type(self).__doc__
 
     @overload
     @classmethod

@@ -8,6 +8,7 @@ the first places: if a text leaves, the text at the last place moves into its pl
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Sequence
 from typing import Any, Final
@@ -16,6 +17,8 @@ import torch
 from torch.nn.functional import pad
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import CacheLayerMixin
+
+from .beside import innermost
 
 BLOCK: Final = 64
 """The buffers have room for a multiple of this number of tokens in each place."""
@@ -111,6 +114,8 @@ class Places(Cache):  # type: ignore[misc]  # transformers has no types
         self._window: int = getattr(config, "sliding_window", None) or 0
         self._adds = config._attn_implementation == "eager"
         self.dtype = model.dtype
+        names = inspect.signature(innermost(model).forward).parameters
+        self._name = "cache" if "cache" in names else "past_key_values"
         self._model = model
 
     def add(self, prompts: Sequence[Sequence[int]]) -> torch.Tensor:
@@ -158,7 +163,7 @@ class Places(Cache):  # type: ignore[misc]  # transformers has no types
             use_cache=True,
             logits_to_keep=keep,
             return_dict=True,
-            past_key_values=cache,
+            **{self._name: cache},
         )
         logits: torch.Tensor = output.logits.to(torch.float32, copy=True)
         return logits

@@ -89,10 +89,8 @@ class PromptReader(PromptPreparation):
         self._of_templates = self._defaults.pop(OF_TEMPLATES, None)
         known = {*vars(type(model.generation_config)()), *OBJECTS, "schema", "seed"}
         self._known = known - OF_BATCHES - {"max_length"}
-        self._positions: int | None = getattr(
-            model.config.get_text_config(), "max_position_embeddings", None
-        )
-        self._vocabulary: int = model.get_input_embeddings().num_embeddings
+        self._positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        self._vocabulary = model.get_input_embeddings().num_embeddings
         self._kept: dict[object, _Settings] = {}
         self._grammars = Grammars(tokenizer, self._vocabulary, name)
         self._read([0], {})  # refuses wrong defaults
@@ -186,9 +184,7 @@ class PromptReader(PromptPreparation):
             given["do_sample"] = False
         limit = given.pop("max_new_tokens", MAX_NEW_TOKENS)
         check_whole(f"{self._name}: max_new_tokens", limit)
-        key: tuple[object, ...] = tuple(
-            sorted((name, repr(value)) for name, value in given.items())
-        )
+        key: Any = tuple(sorted((name, repr(value)) for name, value in given.items()))
         given["max_new_tokens"] = limit
         config, processors, criteria = self._kept.get(key) or self._parse(ids, given, key)
         if self._positions is not None:
@@ -227,7 +223,7 @@ class PromptReader(PromptPreparation):
             )
 
         prompt = torch.tensor([ids], device=self._model.device)
-        settings: _Settings = self._model.generate(
+        settings = self._model.generate(
             prompt,
             attention_mask=torch.ones_like(prompt),
             custom_generate=settings_of,
