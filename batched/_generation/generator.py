@@ -189,6 +189,7 @@ class TextGenerator(Continuous[Prompt, _U, str, ...]):
         """
         model, tokenizer, settings = self._arguments
         own = {key: settings[key] for key in settings.keys() - StepSettings.__annotations__}
+        own["sequence_bias"] = str(own.get("sequence_bias"))  # its keys are tuples
         meaning = {
             "model": model.config.name_or_path or type(model).__name__,
             "generation_config": model.generation_config.to_diff_dict(),

@@ -46,7 +46,12 @@ OF_TEMPLATES: Final = "chat_template_kwargs"
 """Setting with arguments of the tokenizer's chat template."""
 
 OF_SEVERAL: Final = (
-    *("num_beams", "num_return_sequences", "guidance_scale", "penalty_alpha", "dola_layers"),
+    "num_beams",
+    "num_return_sequences",
+    "guidance_scale",
+    "penalty_alpha",
+    "dola_layers",
+    "prompt_lookup_num_tokens",
 )
 """Settings of other modes than greedy decoding and sampling, unless they are 1."""
 
@@ -205,7 +210,7 @@ class PromptReader(PromptPreparation):
             key = (form, *key)
         return PreparedPrompt(ids, limit, terminators, stops, seed, key, processors, criteria, read)
 
-    def _parse(self, ids: list[int], given: dict[str, Any], key: object) -> _Settings:
+    def _parse(self, ids: list[int], given: dict[str, Any], key: object) -> Any:
         """Return the settings as `generate` reads them for a prompt."""
         for name in OF_SEVERAL:
             if given.get(name) not in (None, 1):

@@ -70,7 +70,7 @@ def test_a_list_of_prompts_is_a_list_of_texts(generator: TextGenerator[str]) -> 
         ("x", {"num_beams": 3}, ValueError, "for num_beams call the model's"),
         ("x", {"num_return_sequences": 2}, ValueError, "for num_return_sequences call"),
         ("x", {"guidance_scale": 2.0}, ValueError, "for guidance_scale call"),
-        ("x", {"prompt_lookup_num_tokens": 5}, ValueError, "for assisted_generation call the"),
+        ("x", {"prompt_lookup_num_tokens": 5}, ValueError, "for prompt_lookup_num_tokens call"),
         ("x", {"seed": "a"}, TypeError, "seed must be an integer of at least 0, got 'a'"),
         ("x", {"temperature": -1.0}, ValueError, "temperature"),
         ("x", {"stop_strings": ["a", ""]}, TypeError, "stop_strings"),
