@@ -356,7 +356,7 @@ def test_a_prompt_that_cannot_be_encoded_fails_alone_and_at_once(
     [
         ({"base_url": "localhost"}, "base_url: String should match pattern '^https?://'"),
         ({"model": ""}, "model: String should have at least 1 character, got ''"),
-        ({"api_key": 1}, "api_key: Input should be a valid string"),
+        ({"api_key": 1}, "api_key.constrained-str: Input should be a valid string"),
         ({"schema": dict}, "schema: Input should be a subclass of BaseModel"),
         ({"max_workers": 0}, "max_workers: Input should be greater than or equal to 1, got 0"),
         ({"attempts": True}, "attempts: Input should be a valid integer, got True"),

@@ -127,12 +127,12 @@ def test_max_cost_is_the_budget_of_a_run_over_restarts(server: ChatServer, tmp_p
     for _ in range(3):  # a new client each time, as in a new process
         client = server.client(prices=(1.0, 1.0), max_cost=300e-6, max_workers=1, max_tokens=5)
         with pytest.raises(RunStopped, match=r"may exceed max_cost=0\.0003"):
-            run(client, rows_of(100), dest)
+            run(client, rows_of(100), dest, version="1")
         assert client.spent == pytest.approx(300e-6)
     assert len(server.requests) == 20
     richer = server.client(prices=(1.0, 1.0), max_cost=450e-6, max_workers=1, max_tokens=5)
     with pytest.raises(RunStopped):
-        run(richer, rows_of(100), dest)
+        run(richer, rows_of(100), dest, version="1")
     assert len(server.requests) == 30
 
 
@@ -145,7 +145,7 @@ def test_requests_without_a_result_cost_money_in_a_later_run_too(
     for _ in range(2):
         client = server.client(**settings, max_workers=1, attempts=1)
         with pytest.raises(RunStopped):
-            run(client, rows_of(100), dest)
+            run(client, rows_of(100), dest, version="1")
     assert len(server.requests) <= 10
 
 
