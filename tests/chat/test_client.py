@@ -18,6 +18,7 @@ import pytest
 
 import batched
 from batched._chat.items import Item
+from batched._chat.runtime import clients_loop
 from batched._services.prompts import Prompt
 from batched.chat import ChatAnswer, ChatClient
 from batched.errors import BatcherClosed, EndpointError
@@ -504,6 +505,9 @@ def test_ended_calls_leave_no_objects(server: ChatServer, quick: None) -> None:
     server.behave = lambda asked: Reply("yes" if asked.number % 3 else None)
     for _ in client.map([f"prompt {number}" for number in range(30)], return_exceptions=True):
         pass
+    client.shutdown()
+    # the loop's present turn, in which the last task ends
+    asyncio.run_coroutine_threadsafe(asyncio.sleep(0), clients_loop()).result(10)
     assert not {id(each) for each in items()} - before
 
 
