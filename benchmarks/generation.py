@@ -2,21 +2,19 @@
 
 Run: python benchmarks/generation.py [--check] [--quick] [--save]
 
-The model is a Llama with 31 million random weights on the CPU, in float32. 64 prompts have 3 to
-200 tokens and get 8 to 128 new tokens each, seeded. Only requested new tokens count. There are six
-ways, in turns, each in a process of its own: threads of OpenMP belong to the thread that computes,
-and each further thread that computes slows the rest down.
+The model is a Llama with 31 million random weights on the CPU, in float32. There are three sets of
+64 prompts, seeded: short ones (3 to 12 tokens, 4 to 8 new ones), equal ones (64 tokens, 64 new
+ones), and mixed ones (3 to 200 tokens, 8 to 128 new ones). Only requested new tokens count. There
+are three ways, in turns, each in a process of its own, because threads of OpenMP belong to the
+thread that computes. Each process has run each set once before it is measured.
 
 - ours, called from 64 threads;
-- ours, with texts that join only once all texts have ended: what the cache of places gives alone;
-- continuous batching of transformers, with attention "paged|sdpa" and 256 blocks of memory;
-- transformers' pipeline with a `batch_size`, which runs to the longest text of each batch;
-- the model's `generate` on right-padded batches in the order of arrival, a common mistake: its
-  texts are wrong (see the last lines of the table);
-- `generate` one by one.
+- the model's `generate` on left-padded batches in the order of arrival, each to its longest text;
+- continuous batching of transformers, with attention "paged|sdpa", 256 blocks of memory, and one
+  manager that stays.
 
-Then 32 coroutines read streams, one text after another: the time to the first piece of a text, and
-to its last piece.
+The texts of ours are compared with those of each prompt alone. Then 32 coroutines read streams of
+the mixed prompts, one after another: the time to the first piece of a text.
 """
 
 from __future__ import annotations
@@ -37,12 +35,10 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
-    pipeline,
 )
 from transformers.generation import ContinuousBatchingConfig
 
-import batched
-from batched.generation import Generation, TextGenerator
+from batched.generation import TextGenerator
 from report import Figure, Result, conclude, options
 
 PROMPTS, QUICK_PROMPTS = 64, 16
@@ -59,9 +55,19 @@ Work = list[tuple[list[int], int]]
 """Prompts as ids, and the new tokens of each."""
 Tokens = list[list[int]]
 
-LEAST_OF_PIPELINE = 1.3
-LEAST_OF_PAGED = 1.2
-LEAST_OF_ONE_BY_ONE = 3.0
+SETS: Final = {
+    "short": ((3, 12), (4, 8)),
+    "equal": ((64, 64), (64, 64)),
+    "mixed": ((3, 200), (8, 128)),
+}
+"""Least and most tokens of the prompts, and of the new tokens, of each set."""
+WAYS: Final = {
+    "ours": "ours",
+    "padded batches of generate": "padded",
+    "continuous batching of transformers": "paged",
+}
+"""Method of `Ways` for each way."""
+LEAST_OF_GENERATE: Final = {"short": 1.0, "equal": 1.0, "mixed": 1.7}
 
 
 def make_model() -> Any:
@@ -92,119 +98,40 @@ def make_tokenizer() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=made, pad_token="w0")
 
 
-def make_work(count: int) -> Work:
+def make_work(kind: str, count: int) -> Work:
     draw = random.Random(SEED)
+    sizes, limits = SETS[kind]
     return [
         (
-            [draw.randrange(FIRST, VOCABULARY) for _ in range(draw.randint(3, 200))],
-            draw.randint(8, 128),
+            [draw.randrange(FIRST, VOCABULARY) for _ in range(draw.randint(*sizes))],
+            draw.randint(*limits),
         )
         for _ in range(count)
     ]
 
 
-class Waves:
-    """Rows that join only once all rows have left."""
-
-    def __init__(self, rows: batched.Rows[Any, Generation, str]) -> None:
-        self._rows = rows
-
-    def __bool__(self) -> bool:
-        return bool(self._rows)
-
-    def join(self) -> Any:
-        return [] if len(self._rows) else self._rows.join()
-
-    def leave(self) -> list[int]:
-        return self._rows.leave()
-
-
 class Ways:
     """Ways to generate the same texts."""
 
-    def __init__(self, work: Work) -> None:
-        self._work = work
+    def __init__(self) -> None:
         self._model = make_model()
-        tokenizer = make_tokenizer()
-        self._texts = [" ".join(f"w{token}" for token in ids) for ids, _ in work]
-        self._generator = TextGenerator(self._model, tokenizer, details=True, batch_size=BATCH_SIZE)
-        self._prepare = self._generator._reader.prepare
-        self._in_waves = batched.continuously(batch_size=BATCH_SIZE)(self._waves)
-        self._pipeline = pipeline(
-            "text-generation", model=self._model, tokenizer=tokenizer, batch_size=BATCH_SIZE
-        )
-        tokenizer.padding_side = "left"
+        self._manager: Any = None
 
-    def ours(self) -> Tokens:
+    @functools.cached_property
+    def _generator(self) -> Any:
+        return TextGenerator(self._model, make_tokenizer(), details=True, batch_size=BATCH_SIZE)
+
+    def ours(self, work: Work) -> Tokens:
         with ThreadPoolExecutor(THREADS) as callers:
-            found = callers.map(
-                lambda one: self._generator(one[0], max_new_tokens=one[1]), self._work
-            )
+            found = callers.map(lambda one: self._generator(one[0], max_new_tokens=one[1]), work)
             return [generation.tokens for generation in found]
 
-    def _waves(self, rows: batched.Rows[Any, Generation, str]) -> None:
-        self._generator.__wrapped__(Waves(rows))
-
-    def in_waves(self) -> Tokens:
-        with ThreadPoolExecutor(THREADS) as callers:
-            found = callers.map(
-                lambda one: self._in_waves(self._prepare(one[0], {"max_new_tokens": one[1]})),
-                self._work,
-            )
-            return [generation.tokens for generation in found]
-
-    def paged(self) -> Tokens:
-        config = GenerationConfig(max_new_tokens=128, do_sample=False, eos_token_id=-1)
-        self._model.set_attn_implementation("paged|sdpa")
-        manager = self._model.init_continuous_batching(
-            config, ContinuousBatchingConfig(num_blocks=256)
-        )
-        manager.start()
-        names = [manager.add_request(ids, max_new_tokens=limit) for ids, limit in self._work]
-        found: dict[str, list[int]] = {}
-        while len(found) < len(names):
-            result = manager.get_result(timeout=120)
-            found[result.request_id] = result.generated_tokens
-        manager.stop(block=True)
-        return [found[name] for name in names]
-
-    def streams(self) -> list[tuple[float, float]]:
-        """Return the times to the first and to the last piece of each text (s)."""
-        times: list[tuple[float, float]] = []
-        work = iter(self._work)
-
-        async def read() -> None:
-            for ids, limit in work:
-                began, first = time.perf_counter(), 0.0
-                async for _ in self._generator.stream(ids, max_new_tokens=limit):
-                    first = first or time.perf_counter() - began
-                times.append((first, time.perf_counter() - began))
-
-        async def main() -> None:
-            await asyncio.gather(*[read() for _ in range(READERS)])
-
-        asyncio.run(main())
-        return times
-
-    def pipeline(self) -> Tokens:
+    def padded(self, work: Work) -> Tokens:
         found: Tokens = []
-        for first in range(0, len(self._work), BATCH_SIZE):
-            part = slice(first, first + BATCH_SIZE)
-            new = [limit for _, limit in self._work[part]]
-            made: Any = self._pipeline(
-                self._texts[part], max_new_tokens=max(new), return_tensors=True, do_sample=False
-            )
-            for each, (_, limit) in zip(made, self._work[part], strict=True):
-                tokens = each[0]["generated_token_ids"]
-                found.append(tokens[len(tokens) - max(new) :][:limit])
-        return found
-
-    def right_padded(self) -> Tokens:
-        found: Tokens = []
-        for first in range(0, len(self._work), BATCH_SIZE):
-            some = self._work[first : first + BATCH_SIZE]
+        for first in range(0, len(work), BATCH_SIZE):
+            some = work[first : first + BATCH_SIZE]
             width = max(len(ids) for ids, _ in some)
-            padded = torch.tensor([ids + [PAD] * (width - len(ids)) for ids, _ in some])
+            padded = torch.tensor([[PAD] * (width - len(ids)) + ids for ids, _ in some])
             made = self._model.generate(
                 padded,
                 attention_mask=(padded != PAD).long(),
@@ -215,101 +142,119 @@ class Ways:
             ]
         return found
 
-    def one_by_one(self) -> Tokens:
+    def paged(self, work: Work) -> Tokens:
+        if self._manager is None:
+            config = GenerationConfig(max_new_tokens=128, do_sample=False, eos_token_id=-1)
+            self._model.set_attn_implementation("paged|sdpa")
+            self._manager = self._model.init_continuous_batching(
+                config, ContinuousBatchingConfig(num_blocks=256)
+            )
+            self._manager.start()
+        names = [self._manager.add_request(ids, max_new_tokens=limit) for ids, limit in work]
+        found: dict[str, list[int]] = {}
+        while len(found) < len(names):
+            result = self._manager.get_result(timeout=120)
+            found[result.request_id] = result.generated_tokens
+        return [found[name] for name in names]
+
+    def stop(self) -> None:
+        if self._manager is not None:
+            self._manager.stop(block=True)
+
+    def alone(self, work: Work) -> Tokens:
         return [
             self._model.generate(
                 torch.tensor([ids]),
                 attention_mask=torch.ones(1, len(ids), dtype=torch.long),
                 max_new_tokens=limit,
             )[0, len(ids) :].tolist()
-            for ids, limit in self._work
+            for ids, limit in work
         ]
 
+    def streams(self, work: Work) -> list[float]:
+        """Return the time to the first piece of each text (s)."""
+        times: list[float] = []
+        texts = iter(work)
 
-NAMES = {
-    "ours": "ours",
-    "ours, without joins": "in_waves",
-    "continuous batching of transformers": "paged",
-    "pipeline": "pipeline",
-    "right-padded batches": "right_padded",
-    "one by one": "one_by_one",
-}
-"""Method of `Ways` for each way."""
+        async def read() -> None:
+            for ids, limit in texts:
+                began, first = time.perf_counter(), 0.0
+                async for _ in self._generator.stream(ids, max_new_tokens=limit):
+                    first = first or time.perf_counter() - began
+                times.append(first)
+
+        async def main() -> None:
+            await asyncio.gather(*[read() for _ in range(READERS)])
+
+        asyncio.run(main())
+        return times
 
 
 @functools.cache
-def ways_of(count: int) -> Ways:
-    return Ways(make_work(count))
+def ways() -> Ways:
+    return Ways()
 
 
-def run_way(method: str, count: int) -> tuple[float, Any]:
+def run_way(method: str, *work: Work) -> tuple[float, Any]:
     """Return the time of one run (s), and its texts or times. Runs in a process of its own."""
-    ways = ways_of(count)
     began = time.perf_counter()
-    found = getattr(ways, method)()
+    found = getattr(ways(), method)(*work)
     return time.perf_counter() - began, found
 
 
 def measured(arguments: argparse.Namespace) -> Result:
-    work = make_work(QUICK_PROMPTS if arguments.quick else PROMPTS)
-    wanted = sum(limit for _, limit in work)
+    count = QUICK_PROMPTS if arguments.quick else PROMPTS
+    sets = {kind: make_work(kind, count) for kind in SETS}
     context = multiprocessing.get_context("spawn")
-    processes = {name: ProcessPoolExecutor(1, context) for name in NAMES}
+    processes = {name: ProcessPoolExecutor(1, context) for name in WAYS}
 
-    def run(name: str, method: str) -> tuple[float, Any]:
-        return processes[name].submit(run_way, method, len(work)).result()
+    def run(name: str, method: str, *work: Work) -> tuple[float, Any]:
+        return processes[name].submit(run_way, method, *work).result()
 
-    rates: dict[str, list[float]] = {name: [] for name in NAMES}
+    right = 0
+    for work in sets.values():  # the first round is not measured
+        texts = {name: run(name, method, work)[1] for name, method in WAYS.items()}
+        alone = run("padded batches of generate", "alone", work)[1]
+        right += sum(mine == own for mine, own in zip(texts["ours"], alone, strict=True))
+    rates: dict[tuple[str, str], list[float]] = {}
     first: list[float] = []
-    whole: list[float] = []
-    right: dict[str, int] = {}
-    for _ in range(1 if arguments.quick or arguments.check else 2):
-        texts: dict[str, Tokens] = {}
-        for name, method in NAMES.items():
-            seconds, texts[name] = run(name, method)
-            rates[name].append(wanted / seconds)
-        _, times = run("ours", "streams")
-        first.append(1e3 * statistics.median([each for each, _ in times]))
-        whole.append(1e3 * statistics.mean([each for _, each in times]))
-        for name, found in texts.items():
-            same = zip(found, texts["one by one"], strict=True)
-            right[name] = sum(mine == alone for mine, alone in same)
-    bounded = not arguments.quick
-    baseline = {
-        "ours, without joins": None,
-        "continuous batching of transformers": LEAST_OF_PAGED if bounded else None,
-        "pipeline": LEAST_OF_PIPELINE if bounded else None,
-        "right-padded batches": None,
-        "one by one": LEAST_OF_ONE_BY_ONE if bounded else None,
-    }
+    for _ in range(1 if arguments.quick else 3):
+        for kind, work in sets.items():
+            wanted = sum(limit for _, limit in work)
+            for name, method in WAYS.items():
+                seconds, _ = run(name, method, work)
+                rates.setdefault((kind, name), []).append(wanted / seconds)
+        _, times = run("ours", "streams", sets["mixed"])
+        first.append(1e3 * statistics.median(times))
+    run("continuous batching of transformers", "stop")
+    for process in processes.values():
+        process.shutdown()
+    figures = [
+        Figure(
+            f"{kind}: ours vs {name}",
+            rates[kind, "ours"],
+            "tokens/s",
+            Figure(name, rates[kind, name], "tokens/s"),
+            at_least=None
+            if arguments.quick or name.startswith("continuous")
+            else LEAST_OF_GENERATE[kind],
+        )
+        for kind in SETS
+        for name in list(WAYS)[1:]
+    ]
     return Result(
         [
-            *(
-                Figure(
-                    f"ours vs {name}",
-                    rates["ours"],
-                    "tokens/s",
-                    Figure(name, rates[name], "tokens/s"),
-                    at_least=bound,
-                )
-                for name, bound in baseline.items()
+            *figures,
+            Figure(
+                "texts of ours that are those of prompts alone",
+                [float(right)],
+                f"of {len(SETS) * count}",
+                at_least=float(len(SETS) * count),
             ),
-            *(
-                Figure(
-                    f"{name}: texts that are those of prompts alone",
-                    [float(right[name])],
-                    f"of {len(work)}",
-                    at_least=float(len(work)) if name == "ours" else None,
-                )
-                for name in right
-            ),
-            Figure("stream, median time to the first piece", first, "ms"),
-            Figure("stream, mean time to the last piece", whole, "ms"),
+            Figure("mixed: stream, median time to the first piece", first, "ms"),
         ],
         ("torch", "transformers"),
-        notes=[
-            f"{len(work)} prompts of 3 to 200 tokens, 8 to 128 new ones each; {wanted:,} in all."
-        ],
+        notes=[f"{count} prompts in each set."],
     )
 
 

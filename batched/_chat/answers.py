@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from itertools import islice
 from typing import Any, Final
 
 from pydantic import BaseModel, ValidationError
@@ -14,8 +13,6 @@ from .settings import first_error
 
 BEGINNING: Final = re.compile(r"[{\[]")
 """First character of an object or a list of JSON."""
-MOST_BEGINNINGS: Final = 100
-"""Places of an answer at which its JSON may begin."""
 LIST: Final = "items"
 """Property of the object by which a service is asked for a list."""
 
@@ -129,7 +126,7 @@ def _read_json(text: str, schema: Any) -> Any:
     """
     text = text.rpartition("</think>")[2]
     found, end = [text], 0
-    for begun in islice(BEGINNING.finditer(text), MOST_BEGINNINGS):
+    for begun in BEGINNING.finditer(text):
         if begun.start() >= end:  # not within the last one
             try:
                 value, end = json.JSONDecoder(strict=False).raw_decode(text, begun.start())

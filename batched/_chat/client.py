@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from time import perf_counter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Generic, Never, SupportsIndex, overload
@@ -14,7 +14,7 @@ from .._function.batched import Batched
 from .._function.settings import Options
 from .._installation import needs
 from .._services.prompts import Prompt
-from .records import Estimate, Usage
+from .records import Usage
 
 if TYPE_CHECKING:
     from typing import Self
@@ -79,7 +79,8 @@ class Client(Batched[T, U, ...], Generic[T, U]):
             raise ValueError(f"{name}: max_cost needs the prices of tokens")
         of_requests = {
             "batch_size": requests.most_items,
-            "flush": "eager",
+            "length": requests.length,
+            "max_batch_tokens": requests.most_tokens,
             "max_concurrent_batches": settings.max_workers,
         }
         options = Options().updated(of_requests | of_function)
@@ -110,6 +111,12 @@ class Client(Batched[T, U, ...], Generic[T, U]):
     def spent(self, cost: float) -> None:
         self._session.spent = cost
 
+    def share(self, workers: int) -> Self:
+        """Return the client of one of several worker processes, with its share of `max_cost`."""
+        most = self._settings.max_cost
+        left = None if most is None else max(0.0, most - self.spent) / workers
+        return self.with_options(max_cost=left)
+
     @property
     def options(self) -> Mapping[str, Any]:
         """Settings and parameters of this client by name, read-only, without secrets."""
@@ -130,9 +137,7 @@ class Client(Batched[T, U, ...], Generic[T, U]):
             "system": settings.get("system"),
             "schema": None if schema is None else schema.model_json_schema(),
             "details": settings.get("details"),
-            "parameters": {
-                name: value for name, value in self._parameters.items() if name != HEADERS
-            },
+            "parameters": {**self._parameters, HEADERS: None},
         }
         return json.dumps(meaning, sort_keys=True, default=lambda value: type(value).__name__)
 
@@ -222,30 +227,6 @@ class ChatClient(Client[Prompt, U], Generic[U]):
         @overload
         async def acall(self, prompt: Prompt, /, **parameters: Any) -> U: ...
         async def acall(self, prompt: Any, /, **parameters: Any) -> Any: ...
-
-    def estimate(self, prompts: Sequence[Prompt], sample: int = 20) -> Estimate:
-        """Estimate the tokens and the cost of all `prompts`, from requests for `sample` of them.
-
-        The sampled prompts are spread evenly. Their requests are real, and cost money.
-
-        Raises:
-            ValueError: there is no prompt.
-            EndpointError: a sampled prompt has no result.
-        """
-        if not prompts:
-            raise ValueError(f"{self.__name__}: estimate needs at least one prompt")
-        sampled = list(prompts[:: -(-len(prompts) // sample)])
-        with self.with_options() as probe:
-            probe(sampled)
-        usage, factor = probe.usage, len(prompts) / len(sampled)
-        return Estimate(
-            prompts=len(prompts),
-            sampled=len(sampled),
-            prompt_tokens=round(factor * usage.prompt_tokens),
-            completion_tokens=round(factor * usage.completion_tokens),
-            cost=None if usage.cost is None else factor * usage.cost,
-            sample_cost=usage.cost,
-        )
 
 
 class EmbeddingClient(Client[str, Vector]):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import uuid
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
@@ -13,7 +13,7 @@ from .limits import Outcome, Permit
 
 @dataclass(eq=False, slots=True)
 class Item:
-    """One prompt or text, from its call to its outcome."""
+    """One prompt or text."""
 
     content: Any
     """Messages of a chat, or a text."""
@@ -23,70 +23,48 @@ class Item:
     """Parameters of its requests."""
     most_tokens: int | None = None
     """Limit of the tokens of the answer; None: unlimited."""
-    key: str = field(default_factory=lambda: uuid.uuid4().hex)
-    """Source of the idempotency key of its requests."""
-    session: Any = None
-    """Session of the client."""
-    future: Any = None
-    """Future of the outcome; None before the item has begun."""
     given_up: bool = False
     """Whether no caller waits for the item any more."""
-    since: float = 0.0
-    """Moment at which the wait began, or of the first refusal (s)."""
-    refused: bool = False
-    """Whether a refusal was the reason for the wait."""
-    requests: int = 0
-    """Requests that were sent with the item."""
-    attempts: int = 0
-    """Failed requests that count."""
-    sent: float = inf
-    """Moment of its last request (s)."""
-    last: float = inf
-    """Moment of the request before (s)."""
-    round: int = 0
-    """Failures in turn of the service before the item."""
-    corrected: bool = False
-    """Whether the model was asked to correct its JSON."""
-    part: Part | None = None
-    """Items that were in a failed request together; None: the item may join any other item."""
-    request: Request | None = None
-    """Running request with the item."""
-
-    @property
-    def is_open(self) -> bool:
-        """Whether a caller waits for the outcome."""
-        return self.future is not None and not self.future.done()
+    work: tuple[Sequence[Item], asyncio.Task[Any]] | None = None
+    """The task that gets its result, and all items of that task."""
 
     def give_up(self) -> None:
-        """Note that no caller waits any more."""
+        """Note that no caller waits any more, and end the task once that is true of all items."""
         self.given_up = True
-        if self.future is not None:
-            self.future.cancel()
-
-
-@dataclass(eq=False, slots=True)
-class Part:
-    """Half of the items of a failed request, which is sent alone."""
-
-    items: list[Item]
-    rest: list[Item]
-    """The other half, which waits for the outcome of this half."""
+        if self.work is not None and all(each.given_up for each in self.work[0]):
+            self.work[1].cancel()
 
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """One running request."""
+    """Items that are sent together, again until they have results or fail."""
 
+    session: Any
     items: list[Item]
-    permit: Permit
-    cost: float
-    """Estimated cost."""
-    task: Any = None
+    since: float
+    """Moment at which the wait began, or of the first refusal (s)."""
+    refused: bool = False
+    """Whether a refusal was the reason for the wait."""
+    corrected: bool = False
+    """Whether the model was asked to correct its JSON."""
+    sendings: int = 0
+    attempts: int = 0
+    """Failed sendings that count."""
+    sent: float = inf
+    """Moment of the last sending (s)."""
+    last: float = inf
+    """Moment of the sending before (s)."""
+    turn: Any = None
+    """Future of the moment of sending; an exception, if it may not be sent."""
+    permit: Permit | None = None
+    """Permit of the present sending."""
+    cost: float = 0.0
+    """Estimated cost of a sending."""
 
 
 @dataclass(slots=True)
 class Reply:
-    """End of one request."""
+    """End of one sending."""
 
     outcome: Outcome
     results: Sequence[Any] = ()
@@ -95,7 +73,7 @@ class Reply:
     why: str = ""
     """Description of `error` for messages."""
     again: bool = False
-    """Whether another request may have results."""
+    """Whether another sending may have results."""
     request_id: str | None = None
     status: int | None = None
     pause: float | None = None
@@ -103,9 +81,9 @@ class Reply:
     text: str | None = None
     """JSON that the model could correct."""
     tokens: int | None = None
-    """Tokens that the request took; None: unknown."""
+    """Tokens that it took; None: unknown."""
     cost: float | None = None
-    """Cost of the request; None: unknown, so that the estimate counts."""
+    """Cost; None: unknown, so that the estimate counts."""
 
     @property
     def is_fault(self) -> bool:

@@ -78,8 +78,8 @@ again (s).
 """
 OTHERS: Final = 20
 """Later requests that show that a refusal means one request alone."""
-MOST_OWN: Final = 5
-"""Requests that may be refused for themselves at one time."""
+LATEST: Final = 100
+"""Latest requests that are looked at for this."""
 WINDOW: Final = 61.0
 """Time in which the requests, or tokens, of a minute are sent (s): a minute, and one second for a
 request that takes longer to the service than the next one.
@@ -97,8 +97,7 @@ class Expense:
 
     moment: float
     amount: int
-    counted: bool = True
-    """Whether the budget still remembers it."""
+    """Estimated amount; the true one, once it is known."""
 
 
 class Budget:
@@ -107,7 +106,6 @@ class Budget:
     def __init__(self, most: int) -> None:
         self.most = most
         self._expenses: deque[Expense] = deque()  # of the last `WINDOW`
-        self._total = 0  # of these expenses
 
     def ready_at(self, now: float, amount: int) -> float:
         """Return the first moment at which `amount` may be spent.
@@ -115,10 +113,8 @@ class Budget:
         An amount above the whole budget may be spent once the budget is unused.
         """
         while self._expenses and self._expenses[0].moment <= now - WINDOW:
-            oldest = self._expenses.popleft()
-            oldest.counted = False
-            self._total -= oldest.amount
-        excess = self._total + amount - self.most
+            self._expenses.popleft()
+        excess = sum([expense.amount for expense in self._expenses]) + amount - self.most
         when = now
         for expense in self._expenses:
             if excess <= 0:
@@ -131,14 +127,7 @@ class Budget:
         """Spend an amount, and return the expense."""
         expense = Expense(now, amount)
         self._expenses.append(expense)
-        self._total += amount
         return expense
-
-    def correct(self, expense: Expense, amount: int) -> None:
-        """Replace the estimated amount of `expense` by the true one."""
-        if expense.counted:
-            self._total += amount - expense.amount
-        expense.amount = amount
 
 
 @dataclass(eq=False, slots=True)
@@ -173,7 +162,7 @@ class Limits:
         self._round = 0  # answers since the last change of the limit
         self.has_answered = False  # whether the service has answered any request so far
         # moments of sending of the last requests, and whether they were refused
-        self._recent: deque[tuple[float, bool]] = deque(maxlen=OTHERS * MOST_OWN)
+        self._recent: deque[tuple[float, bool]] = deque(maxlen=LATEST)
         self._refusals = 0  # pauses in a row
         self._failures = 0  # in a row
         self._openings = 0  # pauses of the breaker in a row
@@ -247,8 +236,8 @@ class Limits:
         self._ended = now
         if permit.probe:
             self._probing = False
-        if tokens is not None and permit.tokens is not None and self._tokens is not None:
-            self._tokens.correct(permit.tokens, tokens)
+        if tokens is not None and permit.tokens is not None:
+            permit.tokens.amount = tokens
         if outcome == "nothing":
             return
         if outcome in ("answer", "rejection", "refusal"):
@@ -284,7 +273,7 @@ class Limits:
         A few refusals among them need more answers.
         """
         later = self._later(sent)
-        return len(later) >= OTHERS * min(max(1, sum(later)), MOST_OWN)
+        return len(later) >= min(OTHERS * max(1, sum(later)), LATEST)
 
     def _later(self, sent: float) -> list[bool]:
         return [refused for moment, refused in self._recent if moment > sent]

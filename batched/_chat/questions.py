@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Collection, Mapping, Sequence
-from math import inf
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 import openai
 from openai.resources.chat.completions import AsyncCompletions
 
 from .._core.checks import suggest
-from .._services.prompts import PromptPreparation, check_chat, is_id
-from .answers import LIST, Answer, Tokens, read_choice
+from .._services.prompts import PromptPreparation, check_chat
+from .answers import LIST, Answer, read_choice
 from .items import Item
 from .records import ChatAnswer
 
@@ -41,7 +40,7 @@ class ChatRequests(PromptPreparation):
     """Chat completions of one client: preparation of prompts, requests, and results."""
 
     most_items = 1
-    most_tokens = inf
+    most_tokens = length = None
 
     def __init__(self, name: str, settings: Any, parameters: Mapping[str, Any]) -> None:
         """Check `parameters`, which hold for all prompts."""
@@ -68,14 +67,9 @@ class ChatRequests(PromptPreparation):
             if not given.strip():
                 raise ValueError(f"{name} got an empty prompt")
             messages: list[Mapping[str, Any]] = [{"role": "user", "content": given}]
-        elif isinstance(given, Sequence) and given and is_id(given[0]):
-            raise TypeError(
-                f"{name} takes a text or a list of messages, got ids of tokens, which only a model "
-                "in this process takes"
-            )
         elif isinstance(given, list | tuple):
             check_chat(name, given)
-            messages = [dict(message) for message in given]
+            messages = [*map(dict, given)]
         else:
             raise TypeError(f"{name} takes a text or a list of messages, got {given!r:.60}")
         if system is not None and messages[0]["role"] not in ("system", "developer"):
@@ -89,13 +83,13 @@ class ChatRequests(PromptPreparation):
             most if isinstance(most, int) else None,
         )
 
-    async def send(self, http: Any, items: list[Item], headers: Mapping[str, str]) -> Any:
+    async def send(self, http: Any, items: list[Item]) -> Any:
         """Return the raw response to the request for one prompt."""
         (item,) = items
         return await http.chat.completions.with_raw_response.create(
             model=self._settings.model,
             messages=item.content,
-            **add_headers(item.parameters, headers),
+            **item.parameters,
         )
 
     def read(self, answer: Answer, items: list[Item], request_id: str | None) -> list[Any]:
@@ -106,13 +100,12 @@ class ChatRequests(PromptPreparation):
         """
         result: Any = read_choice(answer, self._settings.schema)
         if self._settings.details:
-            usage = answer.usage if isinstance(answer.usage, Tokens) else None
             assert answer.choices is not None
             result = ChatAnswer(
                 result,
                 answer.choices[0].finish_reason == "length",
-                None if usage is None else usage.prompt_tokens,
-                None if usage is None else usage.completion_tokens,
+                getattr(answer.usage, "prompt_tokens", None),
+                getattr(answer.usage, "completion_tokens", None),
                 request_id,
             )
         return [result for _ in items]
@@ -134,11 +127,6 @@ def check_parameters(
             hint = suggest(parameter, {*taken, *known} - {*reserved})
             hint = hint or "; parameters of this service alone go into extra_body={...}"
             raise TypeError(f"{name}: the service has no parameter {parameter!r}{hint}")
-
-
-def add_headers(parameters: Mapping[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
-    """Return the parameters of a request with further headers."""
-    return {**parameters, "extra_headers": {**headers, **(parameters.get("extra_headers") or {})}}
 
 
 def _response_format(schema: Any) -> dict[str, Any]:

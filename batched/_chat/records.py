@@ -1,4 +1,4 @@
-"""Records of clients: counts of requests, answers with details, and estimates."""
+"""Records of clients: counts of requests, and answers with details."""
 
 from __future__ import annotations
 
@@ -51,21 +51,3 @@ class ChatAnswer(Generic[U]):
     """Tokens of the answer; None: the service did not count them."""
     request_id: str | None
     """The service's own id of the request."""
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """Estimate of the tokens and the cost of prompts, from the requests for a sample."""
-
-    prompts: int
-    """Number of all prompts."""
-    sampled: int
-    """Number of prompts that were sent."""
-    prompt_tokens: int
-    """Expected tokens of all prompts."""
-    completion_tokens: int
-    """Expected tokens of all answers."""
-    cost: float | None
-    """Expected cost by `prices`; None without `prices`."""
-    sample_cost: float | None
-    """Cost of the sample, which is spent; None without `prices`."""

@@ -1,15 +1,14 @@
-"""Runtime of clients: the items of all callers are tasks on one event loop in a daemon thread."""
+"""Runtime of clients: the batches of all callers are tasks on one event loop in a daemon thread."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from .._core.policy import BatchPolicy
 from .._core.scheduler import Batch, Request
-from .._execution.execution import Execution
 from .._function.function import BatchFunction, Parts
 from .._runtime.event_loop import EventLoopRuntime
 from .._runtime.settling import Settled, Wakers
@@ -33,24 +32,13 @@ def clients_loop() -> asyncio.AbstractEventLoop:
 
 
 class ClientRuntime(EventLoopRuntime):
-    """Runtime with a task for each item, on the loop of all clients.
-
-    So an item ends alone, and the items of a request are chosen at the moment of its sending.
-    """
+    """Runtime on the loop of all clients."""
 
     finishes_at_exit = True
 
-    def __init__(self, policy: BatchPolicy, execution: Execution, *rest: Any) -> None:
-        items = policy.batch_size * policy.max_concurrent_batches
-        if policy.batch_size > 1:  # requests are formed from items that wait
-            items *= 2
-        policy = replace(policy, batch_size=1, max_concurrent_batches=items)
-        super().__init__(policy, execution, *rest)
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
         self.cancels_running = True
-
-    def _reset(self) -> None:
-        super()._reset()
-        self._answers: list[Any] = []  # ended batches with futures that are not woken yet
 
     def _start_worker(self, parker: Any) -> None:
         clients_loop().call_soon_threadsafe(super()._start_worker, parker)
@@ -61,37 +49,28 @@ class ClientRuntime(EventLoopRuntime):
         if not super().cancel(request, even_begun):
             return False
         if request.dispatched:
-            clients_loop().call_soon_threadsafe(_give_up, items)
+            for item in items:
+                clients_loop().call_soon_threadsafe(item.give_up)
         return True
 
     def _answer(self, batch: Batch, wakers: Wakers, settled: Settled) -> None:
         """Wake the callers. A new thread wakes futures, because their callbacks may block."""
+        answer = partial(super()._answer, batch, wakers, settled)
         if not any(isinstance(waker, Future) for waker in wakers.values()):
-            super()._answer(batch, wakers, settled)
+            answer()
             return
         self.waking.add(id(batch))
-        self._answers.append((batch, wakers, settled))
-        if len(self._answers) == 1:  # the items of one request end together
-            clients_loop().call_soon(self._answer_futures)
 
-    def _answer_futures(self) -> None:
-        answers, self._answers = self._answers, []
-        try:
-            daemon_thread(f"{self.name}-callbacks", self._answer_all, answers).start()
-        except RuntimeError:  # no more threads
-            self._answer_all(answers)
-
-    def _answer_all(self, answers: list[Any]) -> None:
-        for batch, wakers, settled in answers:
+        def answer_futures() -> None:
             try:
-                super()._answer(batch, wakers, settled)
+                answer()
             finally:
                 self.waking.discard(id(batch))
 
-
-def _give_up(items: list[Any]) -> None:
-    for item in items:
-        item.give_up()
+        try:
+            daemon_thread(f"{self.name}-callbacks", answer_futures).start()
+        except RuntimeError:  # no more threads
+            answer_futures()
 
 
 class ClientFunction(BatchFunction):

@@ -2,38 +2,33 @@
 
 1. A service is an address and a key. All its clients share its limits, and the strictest setting of
    any client applies. A session is one client of a service.
-2. Items are sent in the order of their arrival; a refused one after requests of others, if there
-   are others, which show whether the refusal means it alone. The first item that waits is joined by
-   later items of its client, as many as one request may have. One timer is set: for the next moment
-   at which a request may be sent, or an item must fail.
+2. A request has the items of one batch. Requests are sent in the order in which they begin to wait;
+   a refused one after others, if there are others, which show whether the refusal means it alone.
+   One timer is set: for the next moment at which a request may be sent, or must fail.
 3. A refusal costs no attempt, unless it means this request alone. A failure while the breaker is
-   open costs none either, unless the item may be its cause: HTTP 500, or a time limit. If the
-   service has never answered, every failure costs one, and failures one after another cost all
-   items one that wait.
-4. `max_wait_s` bounds the wait of a refused item, from its first refusal. While the service answers
-   no request at all, `max_wait_s` bounds the wait of every item. That wait is counted from the
-   arrival of the item or from the first fault, whichever is later.
+   open costs none either, unless the request may be its cause: HTTP 500, or a time limit. If the
+   service has never answered, every failure costs one, and a failed probe costs all requests one
+   that wait.
+4. `max_wait_s` bounds the wait of a refused request, from its first refusal. While the service
+   answers nothing at all, `max_wait_s` bounds the wait of every request. That wait is counted from
+   the arrival of the request or from the first fault, whichever is later.
 5. Every other failure, and every unusable answer, costs one attempt. The next attempt follows after
-   a pause of these items alone. JSON that does not fit is sent back once, with its error.
-6. If a request of several items fails for good, or exceeds the time limit, half of its items are
-   sent alone. If this half fails, it is halved again, and the other half may join any other items.
-   If this half succeeds, the other half is halved.
-7. An item that is given up leaves the queue. A request without a caller is cancelled.
+   a pause of this request alone. JSON that does not fit is sent back once, with its error.
+6. If a request of several items fails for good, exceeds the time limit, or is refused for
+   half of `max_wait_s`, each half of its items becomes a request.
+7. A request without a caller is cancelled.
 8. A request whose cost the service does not tell counts with its estimate: also if its answer was
    late, cut off, or not waited for. Refused and failed requests are free.
-9. The thread of the loop alone changes this state. Connections are closed once no request has run
-   for `IDLE`.
+9. The thread of the loop alone changes this state.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import os
 import random
 import threading
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -47,12 +42,11 @@ import openai
 from .._services.errors import is_service_error, retry_after
 from ..errors import EndpointError
 from .answers import Tokens, Unusable, message_of, read_answer
-from .items import Item, Part, Reply, Request
+from .items import Item, Reply, Request
 from .limits import Limits
 from .runtime import clients_loop
 
-TOO_MANY: Final = 429
-REFUSALS: Final = (TOO_MANY, 503)
+REFUSALS: Final = (429, 503)
 """HTTP statuses that mean "not now": too many requests, service unavailable."""
 OWN_FAULT: Final = 500
 """HTTP status of a service that is up and fails on the prompt. Most other statuses from 501 on come
@@ -81,13 +75,7 @@ FIRST_BACKOFF: Final = 0.5
 MOST_BACKOFF: Final = 30.0
 """Longest pause between attempts (s)."""
 USUAL_ANSWER: Final = 256
-"""Expected length of an answer before the first one (tokens)."""
-WEIGHT: Final = 0.05
-"""Weight of a new answer in the expected length."""
-IDLE: Final = 5.0
-"""Time after which an unused client closes its connections (s). httpx would not use them again."""
-GATHER: Final = 0.005
-"""Longest time for which a request waits for further items (s)."""
+"""Expected length of an answer without a limit (tokens)."""
 MILLION: Final = 1_000_000
 """Tokens to which prices apply."""
 
@@ -115,19 +103,16 @@ class Session:
         self.counts = Counts()
         self.spent = 0.0  # cost of all requests so far
         self.largest = 0  # most items of a request that was answered
-        self._usual_answer = float(USUAL_ANSWER)  # tokens
-        self._services: dict[int, Service] = {}  # by process: the child of a fork has its own
 
     @property
     def service(self) -> Service:
         """The service in this process."""
-        if (found := self._services.get(os.getpid())) is None:
-            # a local server accepts any key, and the official client requires one
-            key: Any = self.settings.api_key or os.environ.get("OPENAI_API_KEY") or "none"
-            address = os.getpid(), self.settings.base_url.rstrip("/"), key
+        # a local server accepts any key, and the official client requires one
+        key: Any = self.settings.api_key or os.environ.get("OPENAI_API_KEY") or "none"
+        address = os.getpid(), self.settings.base_url.rstrip("/"), key
+        if (found := _services.get(address)) is None:
             found = _services.setdefault(address, Service(*address[1:]))
-            found.join(self)
-            self._services[os.getpid()] = found
+        found.join(self)
         return found
 
     def __call__(self, items: list[Item]) -> list[Any]:
@@ -136,24 +121,67 @@ class Session:
 
     async def on_loop(self, items: list[Item]) -> list[Any]:
         """Return the result, or the exception, for each item."""
+        task = asyncio.ensure_future(self._ask(items))
         for item in items:
-            item.future = asyncio.get_running_loop().create_future()
-            item.session = self
-            if item.given_up:
-                item.future.cancel()
-        service = self.service
-        service.queue(items)
-        try:
-            return await asyncio.gather(*(item.future for item in items), return_exceptions=True)
-        finally:
-            for item in items:
-                item.give_up()
-                service.drop(item)
+            item.work = items, task
+        found: Any = (await asyncio.gather(task, return_exceptions=True))[0]
+        return [found] * len(items) if isinstance(found, BaseException) else found
+
+    async def _ask(self, items: list[Item], refused: float | None = None) -> list[Any]:
+        """Return the result, or the exception, for each item. `refused`: their first refusal."""
+        kind, service, settings = self.kind, self.service, self.settings
+        several = len(items) > 1
+        if len(items) > kind.most_items or (several and self.tokens(items)[0] > kind.most_tokens):
+            return await self._halve(items, refused)
+        request = Request(self, items, refused or 0.0, refused is not None)
+        while True:
+            try:
+                reply = await service.send(request)
+            except EndpointError as error:  # it may not be sent
+                return [error] * len(items)
+            if reply.outcome == "answer":
+                self.largest = max(self.largest, len(items))
+                return [*reply.results]
+            now, limits = perf_counter(), service.limits
+            is_free = reply.outcome == "refusal" or (
+                reply.outcome == "failure"
+                and limits.has_answered
+                and reply.status != OWN_FAULT
+                and limits.open_until is not None
+            )
+            is_late = False
+            if not is_free:
+                request.attempts += 1
+            elif request.refused:
+                is_late = now - request.since >= settings.max_wait_s / (1 + several)
+            else:
+                request.refused, request.since = True, now
+            is_last = not reply.again or (not is_free and request.attempts >= settings.attempts)
+            # errors of all items: those of the client, and no credit
+            may_search = reply.status not in OF_ALL and (reply.again or reply.outcome != "refusal")
+            if several and may_search and (is_last or is_late or reply.outcome == "time limit"):
+                if reply.status in TOO_LARGE and self.largest < len(items):
+                    kind.most_items = max(self.largest, len(items) // 2)
+                return await self._halve(items, request.since if request.refused else None)
+            if is_last or is_late:
+                return [self.error(reply, request.sendings) for _ in items]
+            if reply.text is not None and not request.corrected:
+                wrong = {"role": "assistant", "content": reply.text}
+                right = {"role": "user", "content": CORRECTION.format(reply.why)}
+                items[0].content = [*items[0].content, wrong, right]
+                request.corrected = True
+            if not is_free:
+                longest = min(MOST_BACKOFF, FIRST_BACKOFF * 2.0 ** (request.attempts - 1))
+                await asyncio.sleep(longest * (1 + random.random()) / 2)
+
+    async def _halve(self, items: list[Item], refused: float | None) -> list[Any]:
+        half = (len(items) + 1) // 2
+        parts = [self._ask(part, refused) for part in (items[:half], items[half:])]
+        return [*chain.from_iterable(await asyncio.gather(*parts))]
 
     def tokens(self, items: list[Item]) -> tuple[int, int]:
         """Estimate the tokens of a request, and of its answer."""
-        usual = int(self._usual_answer)
-        answer = [usual if item.most_tokens is None else item.most_tokens for item in items]
+        answer = [USUAL_ANSWER if item.most_tokens is None else item.most_tokens for item in items]
         return sum(item.tokens for item in items), sum(answer)
 
     def cost(self, prompt: float, answer: float) -> float:
@@ -161,28 +189,28 @@ class Session:
         prices = self.kind.prices or (0.0, 0.0)
         return float(prices[0] * prompt + prices[1] * answer) / MILLION
 
-    def error(self, reply: Reply, requests: int = 0) -> EndpointError:
+    def error(self, reply: Reply, sendings: int) -> BaseException:
         """Return the error for callers."""
-        tried = f" ({requests} requests)" if requests > 1 else ""
+        if reply.outcome == "nothing" and reply.error is not None:
+            return reply.error
+        tried = f" ({sendings} requests)" if sendings > 1 else ""
         request = f" [request {reply.request_id}]" if reply.request_id else ""
         error = EndpointError(f"{self.name}: {reply.why}{tried}{request}")
         error.request_id, error.status_code = reply.request_id, reply.status
-        error.is_service = reply.is_fault
+        error.is_service, error.__cause__ = reply.is_fault, reply.error
         return error
 
-    async def send(self, http: Any, items: list[Item]) -> Reply:
-        """Send one request, and read its answer."""
+    async def send(self, http: Any, request: Request) -> Reply:
+        """Send a request, and read its answer."""
+        items = request.items
         self.counts.requests += 1
-        self.counts.retries += any(item.requests for item in items)
-        keys = "".join(item.key + "+" * item.corrected for item in items)
-        key = keys if len(items) == 1 else hashlib.sha256(keys.encode()).hexdigest()
-        for item in items:
-            item.requests += 1
+        self.counts.retries += request.sendings > 0
+        request.sendings += 1
         # a limit for the whole answer, even if it arrives byte by byte
         limit = asyncio.timeout(self.settings.timeout_s)
         try:
             async with limit:
-                raw = await self.kind.send(http, items, {"Idempotency-Key": key})
+                raw = await self.kind.send(http, items)
         except Exception as error:
             if not (isinstance(error, TimeoutError) and limit.expired()):
                 return _failure(error)
@@ -196,9 +224,7 @@ class Session:
                 self.counts.prompt_tokens += usage.prompt_tokens
                 if written is None:  # of embeddings, whose estimate is 0
                     written = self.tokens(items)[1]
-                else:
-                    self.counts.completion_tokens += written
-                    self._usual_answer += WEIGHT * (written - self._usual_answer)
+                self.counts.completion_tokens += written
                 reply.tokens = usage.prompt_tokens + written
                 reply.cost = self.cost(usage.prompt_tokens, written)
             reply.results = self.kind.read(answer, items, reply.request_id)
@@ -210,25 +236,24 @@ class Session:
 
 
 class Service:
-    """One service: its connections, its limits, and the items that wait for them."""
+    """One service: its connections, its limits, and the requests that wait for them."""
 
     def __init__(self, base_url: str, key: Any) -> None:
         self.limits = Limits(random=random.random)
         self._address = base_url, key
         self._sessions: WeakSet[Session] = WeakSet()
         self._joining = threading.Lock()  # held while a session joins
-        self._http: Any = None  # its connections; None: there are none
-        self._idle: asyncio.TimerHandle | None = None  # closes the connections
-        self._waiting: dict[Item, None] = {}  # in the order of their turns
-        self._running: set[Request] = set()
-        # failures before the first answer, of requests that were sent one after another
-        self._rounds, self._round_ended = 0, -inf
-        self._timer: asyncio.TimerHandle | None = None  # admits waiting items
+        self._http: Any = None  # its connections, from the first request on
+        self._waiting: dict[Request, None] = {}  # in the order of their turns
+        self._running: dict[Request, None] = {}
+        self._timer: asyncio.TimerHandle | None = None  # admits waiting requests
         self._last_fault = Reply("failure")
-        self._telling: asyncio.TimerHandle | None = None  # warns of a wait; None: no fault yet
+        self._told: float | None = None  # beginning of the silence that a warning told (s)
 
     def join(self, session: Session) -> None:
         """Apply the strictest limits of all sessions."""
+        if session in self._sessions:
+            return
         with self._joining:
             self._sessions.add(session)
             bounds: list[Any] = []
@@ -237,267 +262,125 @@ class Service:
                 bounds.append(min(filter(None, stated), default=None))
             self.limits.allow(*bounds)
 
-    # items that wait
-
-    def queue(self, items: Iterable[Item]) -> None:
-        """Let items wait for their turn."""
+    async def send(self, request: Request) -> Reply:
+        """Send a request once its turn has come, and return how that ended."""
         now = perf_counter()
-        for item in items:
-            if item.is_open:
-                self._waiting[item] = None
-                if not item.requests:
-                    item.round = self._rounds
-                item.since = item.since if item.refused else now
-        self._admit()
-
-    def drop(self, item: Item) -> None:
-        """Remove an item without a caller, and cancel its request if no caller is left."""
-        self._waiting.pop(item, None)
-        if item.request is not None and not any(each.is_open for each in item.request.items):
-            item.request.task.cancel()
-        self._release(item)
-
-    def _release(self, item: Item) -> None:
-        """Let the other half of a request join any items once the half of `item` has ended."""
-        part = item.part
-        if part is None or any(each.is_open for each in part.items):
-            return
-        rest, part.rest = part.rest, []
-        for item in rest:
-            item.part = None
-        if rest:
-            self.queue(rest)
-
-    def _pack(self, first: Item) -> tuple[list[Item], bool]:
-        """Return the items of the next request, from `first` on, and whether no more may join."""
-        if first.part is not None:
-            return [item for item in first.part.items if item in self._waiting], True
-        items: list[Item] = []
-        kind, tokens, is_full = first.session.kind, 0, False
-        for item in self._waiting if kind.most_items > 1 else (first,):
-            if item.part is not None or item.session is not first.session:
-                continue
-            if item.refused is not first.refused:
-                continue
-            if items and tokens + item.tokens > kind.most_tokens:
-                is_full = True
-                continue
-            items.append(item)
-            tokens += item.tokens
-            if len(items) == kind.most_items:
-                return items, True
-        return items, is_full
+        request.since = request.since if request.refused else now
+        request.turn = asyncio.get_running_loop().create_future()
+        self._waiting[request] = None
+        reply = Reply("nothing")
+        try:
+            self._admit()
+            await request.turn
+            if self._http is None:
+                self._http = _http_client(*self._address)
+            session: Session = request.session
+            reply = await session.send(self._http, request)
+        finally:
+            self._waiting.pop(request, None)
+            if request in self._running:
+                self._end(request, reply)
+        return reply
 
     def _admit(self) -> None:
         """Send the requests whose turn has come, and set the timer for the next one."""
         limits = self.limits
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
-        now, when = perf_counter(), inf
-        if not limits.has_answered:
-            for item in [*self._waiting]:
-                failed = self._rounds - item.round
-                if failed >= item.session.settings.attempts:
-                    self._fail([item], self._last_fault, failed)
-        poor: set[Session] = set()  # sessions that wait for the cost of running requests
-        while first := next(filter(partial(self._has_turn, poor), self._waiting), None):
-            session: Session = first.session
-            items, is_full = self._pack(first)
-            prompt, answer = session.tokens(items)
-            when = limits.ready_at(now, prompt + answer)
-            if not is_full:
-                when = max(when, first.since + GATHER)
-            if when > now:
+        now = perf_counter()
+        when = self._give_up(now)
+        while request := next(filter(self._has_turn, self._waiting), None):
+            session: Session = request.session
+            prompt, answer = session.tokens(request.items)
+            ready = limits.ready_at(now, prompt + answer)
+            if ready > now:
+                when = min(when, ready)
                 break
             cost, most = session.cost(prompt, answer), session.settings.max_cost
-            running = [each.cost for each in self._running if each.items[0].session is session]
+            running = [each.cost for each in self._running if each.session is session]
             if most is not None and session.spent + sum(running) + cost > most:
-                if running:
-                    poor.add(session)
-                else:
-                    why = f"the next request may exceed max_cost={most:g}, of which "
-                    self._fail(items, Reply("nothing", why=f"{why}{session.spent:.4g} is spent"))
+                if running:  # their true cost may be less
+                    break
+                why = f"the next request may exceed max_cost={most:g}, of which "
+                why = f"{why}{session.spent:.4g} is spent"
+                self._refuse(request, Reply("nothing", why=why), request.sendings)
                 continue
-            request = Request(items, limits.begin(now, prompt + answer), cost)
-            for item in items:
-                del self._waiting[item]
-                item.request, item.last, item.sent = request, item.sent, now
-            if self._http is None:
-                self._http = _http_client(*self._address)
-            self._running.add(request)
-            request.task = asyncio.create_task(session.send(self._http, items))
-            request.task.add_done_callback(partial(self._end, request))
-        else:
-            when = inf
-        if limits.silent_since is not None:
-            when = min(when, self._give_up(now, limits.silent_since))
-        if self._waiting and when < inf:
+            request.cost, request.permit = cost, limits.begin(now, prompt + answer)
+            request.last, request.sent = request.sent, now
+            del self._waiting[request]
+            self._running[request] = None
+            request.turn.set_result(None)
+        if when < inf:
             self._timer = clients_loop().call_later(max(0.0, when - now), self._admit)
 
-    def _has_turn(self, poor: set[Session], item: Item) -> bool:
-        """Return whether no other item goes first: a refused one waits for requests of others."""
-        if item.session in poor:
+    def _has_turn(self, request: Request) -> bool:
+        """Return whether no other request goes first: a refused one waits for others."""
+        if request.turn.done():  # cancelled
             return False
-        if not item.refused or self.limits.may_tell(item.sent):
+        if not request.refused or self.limits.may_tell(request.sent):
             return True
-        running = (each for request in self._running for each in request.items)
-        return all(each.refused for each in chain(self._waiting, running))
+        return all(each.refused for each in chain(self._waiting, self._running))
 
-    def _give_up(self, now: float, silent_since: float) -> float:
-        """Fail the items that have waited too long for a silent service.
+    def _give_up(self, now: float) -> float:
+        """Fail the requests that have waited too long for a silent service, and warn once.
 
-        Return the moment at which the next item will have waited too long.
+        Return the moment of the next failure or warning.
         """
-        first, held = inf, self.limits.held_until
-        for item in list(self._waiting):
-            most = item.session.settings.max_wait_s
-            deadline = max(item.since, silent_since) + most
+        first, limits, fault = inf, self.limits, self._last_fault
+        silent_since, held = limits.silent_since, limits.held_until
+        if silent_since is None:
+            return first
+        for request in [*self._waiting]:
+            most = request.session.settings.max_wait_s
+            deadline = max(request.since, silent_since) + most
             if now < deadline and held <= deadline:
                 first = min(first, deadline)
                 continue
-            how = (
-                f"no request may be sent for {held - now:.0f} s"
-                if held > deadline
-                else f"the service has answered nothing for {now - silent_since:.0f} s"
+            why = (
+                f"no request may be sent for {max(0.0, held - now):.0f} s, and none was answered "
+                f"for {now - silent_since:.0f} s (max_wait_s={most:g}); {fault.why}"
             )
-            why = f"{how} (max_wait_s={most:g}); {self._last_fault.why}"
-            reply = replace(self._last_fault, outcome="failure", why=why)
-            self._fail([item], reply, item.requests)
+            fails = replace(fault, outcome="failure", why=why)
+            self._refuse(request, fails, request.sendings)
+        if self._told == silent_since or not (self._waiting or self._running):
+            return first
+        if now < silent_since + TELL:
+            return min(first, silent_since + TELL)
+        self._told = silent_since
+        until = max(held, limits.open_until or 0.0) - now
+        logger.warning(
+            "%s: calls wait, because %s; the next request is sent in %.0f s (max_wait_s is the "
+            "longest wait of a call)",
+            self._address[0],
+            fault.why,
+            max(0.0, until),
+        )
         return first
 
-    def _fail(self, items: list[Item], reply: Reply, requests: int = 0) -> None:
-        """End items with the error of a reply."""
-        for item in items:
-            self._waiting.pop(item, None)
-            if item.is_open:
-                error = reply.error
-                if reply.outcome != "nothing" or error is None:
-                    error = item.session.error(reply, requests)
-                    error.__cause__ = reply.error
-                item.future.set_exception(error)
-            self._release(item)
+    def _refuse(self, request: Request, reply: Reply, sendings: int) -> None:
+        """End the wait of a request that is not sent."""
+        del self._waiting[request]
+        if not request.turn.done():
+            request.turn.set_exception(request.session.error(reply, sendings))
 
-    # requests
-
-    def _end(self, request: Request, task: asyncio.Task[Reply]) -> None:
-        """Note the end of a request: its items have results, are sent again, or fail."""
-        if task.cancelled() or task.exception() is not None:
-            reply = Reply("nothing", error=None if task.cancelled() else task.exception())
-        else:
-            reply = task.result()
-        items, session = request.items, request.items[0].session
-        self._running.discard(request)
+    def _end(self, request: Request, reply: Reply) -> None:
+        """Note the end of a sending."""
+        limits, session, permit = self.limits, request.session, request.permit
+        assert permit is not None
+        del self._running[request]
         session.spent += request.cost if reply.cost is None else reply.cost
         now = perf_counter()
-        if reply.outcome == "refusal" and all(self.limits.is_own(item.last) for item in items):
+        if reply.outcome == "refusal" and limits.is_own(request.last):
             reply.outcome = "rejection"
-        self.limits.end(request.permit, now, reply.outcome, asked=reply.pause, tokens=reply.tokens)
+        limits.end(permit, now, reply.outcome, asked=reply.pause, tokens=reply.tokens)
         if reply.is_fault:
             self._last_fault = reply
-            is_silent = reply.outcome == "failure" and reply.status is None
-            if is_silent and request.permit.sent > self._round_ended:
-                self._rounds, self._round_ended = self._rounds + 1, now
-            if self._telling is None:
-                self._telling = clients_loop().call_later(TELL, self._tell, session)
-        elif reply.outcome != "nothing" and self._telling is not None:
-            self._telling.cancel()
-            self._telling = None
-        if self._idle is not None:
-            self._idle.cancel()
-        self._idle = clients_loop().call_later(IDLE, self._disconnect)
-        for item in items:
-            item.request = None
-        if reply.outcome != "answer":
-            self._repeat(items, reply, now)
-        else:
-            session.largest = max(session.largest, len(items))
-            for item, result in zip(items, reply.results, strict=True):
-                if item.is_open:
-                    item.future.set_result(result)
-            if (part := items[0].part) is not None and part.rest:
-                rest, part.rest = part.rest, []
-                self._narrow(rest)
+            if permit.probe and not limits.has_answered:
+                for each in [*self._waiting]:
+                    each.attempts += 1
+                    if each.attempts >= each.session.settings.attempts:
+                        self._refuse(each, reply, each.attempts)
         self._admit()
-
-    def _tell(self, session: Session) -> None:
-        """Warn that calls wait for a service."""
-        limits, now = self.limits, perf_counter()
-        if not self._waiting and not limits.in_flight:
-            self._telling = None
-            return
-        until = max(limits.held_until, limits.open_until or 0.0) - now
-        logger.warning(
-            "%s: calls wait, because %s; the next request is sent in %.0f s, and a call waits for "
-            "at most %g s (max_wait_s)",
-            session.name,
-            self._last_fault.why,
-            max(0.0, until),
-            session.settings.max_wait_s,
-        )
-
-    def _repeat(self, items: list[Item], reply: Reply, now: float) -> None:
-        """Send items of a failed request again, or fail them."""
-        session, part = items[0].session, items[0].part
-        items = [item for item in items if item.is_open]
-        if not items:  # all were given up
-            return
-        is_free = reply.outcome == "refusal" or (
-            reply.outcome == "failure"
-            and self.limits.has_answered
-            and reply.status != OWN_FAULT
-            and self.limits.open_until is not None
-        )
-        late = []
-        for item in items:
-            if not is_free:
-                item.attempts += 1
-            elif not item.refused:
-                item.refused, item.since = True, now
-            elif now - item.since >= session.settings.max_wait_s:
-                late.append(item)
-        attempts = max(item.attempts for item in items)
-        is_last = not reply.again or (not is_free and attempts >= session.settings.attempts)
-        has_culprit = is_last or reply.outcome == "time limit"
-        if reply.status == TOO_MANY:  # not of all for lack of credit
-            is_late = now - items[0].since >= session.settings.max_wait_s / 2
-            has_culprit = reply.again and (is_last or (items[0].refused and is_late))
-        if has_culprit and len(items) > 1 and reply.status not in OF_ALL:
-            if reply.status in TOO_LARGE and 0 < session.largest < len(items):
-                session.kind.most_items = session.largest
-            rest = [] if part is None else part.rest
-            self._narrow(items)
-            self.queue(rest)
-            return
-        requests = max(item.requests for item in items)
-        if is_last:
-            self._fail(items, reply, requests)
-            return
-        if reply.text is not None and not items[0].corrected:
-            for item in items:
-                wrong = {"role": "assistant", "content": reply.text}
-                right = {"role": "user", "content": CORRECTION.format(reply.why)}
-                item.content, item.corrected = [*item.content, wrong, right], True
-        self._fail(late, reply, requests)
-        if is_free:
-            self.queue(items)
-        else:
-            longest = min(MOST_BACKOFF, FIRST_BACKOFF * 2.0 ** min(attempts - 1, 60))
-            clients_loop().call_later(longest * (1 + random.random()) / 2, self.queue, items)
-
-    def _narrow(self, items: list[Item]) -> None:
-        """Send half of the items alone; the other half waits for the outcome."""
-        half = (len(items) + 1) // 2
-        part = Part(items[:half], items[half:])
-        for item in items:
-            item.attempts, item.part = 0, part if item in part.items else None
-        self.queue(part.items)
-
-    def _disconnect(self) -> None:
-        """Close the connections, unless a request runs, whose end starts the timer anew."""
-        if self._http is not None and not self.limits.in_flight:
-            self._closing = clients_loop().create_task(self._http.close())
-            self._http = None
 
 
 def _failure(error: Exception) -> Reply:
@@ -537,13 +420,6 @@ _services: dict[tuple[int, str, Any], Service] = {}
 
 def _http_client(base_url: str, key: Any) -> Any:
     """Return the official client, without retries and limits of its own."""
-    limits = type(openai.DEFAULT_CONNECTION_LIMITS)()
-    timeout = openai.Timeout(None, connect=CONNECT)
     given: Any = partial(asyncio.to_thread, key) if callable(key) else key
-    return openai.AsyncOpenAI(
-        base_url=base_url,
-        api_key=given,
-        max_retries=0,
-        timeout=timeout,
-        http_client=openai.DefaultAsyncHttpxClient(limits=limits, timeout=timeout),
-    )
+    timeout = openai.Timeout(None, connect=CONNECT)
+    return openai.AsyncOpenAI(base_url=base_url, api_key=given, max_retries=0, timeout=timeout)

@@ -48,6 +48,5 @@ def _dataclass(constructor: Callable[..., Any]) -> Any:
 def first_error(error: ValidationError) -> str:
     """Return the first error in one line: its place, its message, and the wrong value."""
     first = error.errors(include_url=False, include_context=False)[0]
-    # without the branch of a union, as in `api_key.constrained-str`
-    where = ".".join(each for each in map(str, first["loc"]) if "-" not in each)
-    return ": ".join([*filter(None, [where]), f"{first['msg']}, got {first['input']!r:.60}"])
+    where = ".".join(map(str, first["loc"]))
+    return f"{where}{': ' * bool(where)}{first['msg']}, got {first['input']!r:.60}"

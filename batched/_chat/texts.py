@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import Any, Final
 
 import numpy as np
@@ -12,9 +12,10 @@ from openai.resources.embeddings import AsyncEmbeddings
 from .._services.prompts import PromptPreparation
 from .answers import Answer, Unusable
 from .items import Item
-from .questions import CHARACTERS, add_headers, check_parameters
+from .questions import CHARACTERS, check_parameters
 
 RESERVED: Final = {
+    "encoding_format": "vectors come as numbers",
     "input": "it is made of the texts",
     "model": "it is the client's own",
     "timeout": "the client has timeout_s",
@@ -24,6 +25,9 @@ RESERVED: Final = {
 
 class TextRequests(PromptPreparation):
     """Embeddings of one client: preparation of texts, requests, and vectors."""
+
+    length = attrgetter("tokens")
+    """Texts of like length share a request; `most_tokens` bounds their number times the longest."""
 
     def __init__(self, name: str, settings: Any, parameters: Mapping[str, Any]) -> None:
         """Check `parameters`, which hold for all texts."""
@@ -35,10 +39,6 @@ class TextRequests(PromptPreparation):
         self.most_items = settings.max_inputs
         self.most_tokens = settings.max_tokens
         self._size: int | None = None  # of the first vector
-
-    def is_one(self, _: Any, /) -> bool:
-        """Return False: a list is always several texts."""
-        return False
 
     def prepare(self, given: Any, settings: Mapping[str, Any], _: object = None, /) -> Item:
         """Return the item for a text.
@@ -63,12 +63,12 @@ class TextRequests(PromptPreparation):
             )
         return Item(given, tokens, most_tokens=0)
 
-    async def send(self, http: Any, items: list[Item], headers: Mapping[str, str]) -> Any:
+    async def send(self, http: Any, items: list[Item]) -> Any:
         """Return the raw response to the request for some texts."""
         return await http.embeddings.with_raw_response.create(
             model=self._settings.model,
             input=[item.content for item in items],
-            **add_headers(self._parameters, headers),
+            **self._parameters,
         )
 
     def read(self, answer: Answer, items: list[Item], _: str | None) -> list[Any]:
@@ -77,31 +77,23 @@ class TextRequests(PromptPreparation):
         Raises:
             Unusable: the answer has not one vector for each text.
         """
-        vectors: dict[int, Any] = {}
         try:
-            for place, entry in enumerate(answer.data):
-                vectors[entry.get("index", place)] = _vector(entry["embedding"])
+            vectors = {
+                entry.get("index", place): _vector(entry["embedding"])
+                for place, entry in enumerate(answer.data)
+            }
+            found = [vectors.pop(place) for place in range(len(items))]
+            sizes = {self._size or len(found[0]), *map(len, found)}
+            if vectors or len(sizes) > 1:
+                raise ValueError(f"{len(vectors)} too many, of the lengths {sizes}")
         except (TypeError, ValueError, LookupError, AttributeError) as error:
-            raise Unusable(f"its answer has no vectors: {error!r:.200}", again=True) from None
-        if sorted(vectors) != [*range(len(items))]:
-            count = f"{len(vectors)} vectors for {len(items)} texts"
-            raise Unusable(f"its answer has the wrong vectors: {count}", again=True)
-        found = [vectors[place] for place in range(len(items))]
-        size = self._size or len(found[0])
-        for vector in found:
-            if len(vector) != size:
-                why = f"its answer has a vector of {len(vector)} numbers after one of {size}"
-                raise Unusable(why, again=True)
-        self._size = size
+            raise Unusable(f"its answer has wrong vectors: {error!r:.200}", again=True) from None
+        self._size = len(found[0])
         return found
 
 
 def _vector(given: Any) -> Any:
-    """Return a vector that came as numbers, or as the base64 of its bytes."""
-    if isinstance(given, str):
-        vector = np.frombuffer(base64.b64decode(given), "<f4").astype(np.float32)
-    else:
-        vector = np.asarray(given, np.float32)
+    vector = np.asarray(given, np.float32)
     if vector.ndim != 1 or not vector.size:
         raise ValueError(f"a vector has the shape {vector.shape}")
     if not np.isfinite(vector).all():  # null becomes NaN

@@ -72,37 +72,21 @@ def choose(texts: Sequence[Text], logits: torch.Tensor) -> torch.Tensor:
 
 def _process(texts: Sequence[Text], places: list[int], logits: torch.Tensor) -> None:
     """Process the logits of texts with equal settings."""
-    whole = places if len(places) < len(texts) else slice(None)
-    some = logits[whole]
+    some = logits[places]
     no_tokens = torch.empty((len(places), 0), dtype=torch.long, device=logits.device)
     for number, processor in enumerate(texts[places[0]].prompt.processors):
         if not looks_at_tokens(processor):
             some = processor(no_tokens, some)
             continue
-        parts = []
         for at, place in enumerate(places):
             text, own = texts[place], some[at : at + 1]
             try:
-                found = text.prompt.processors[number](text.ids, own)
-                if not isinstance(found, torch.Tensor) or found.shape != own.shape:
-                    raise TypeError(
-                        f"{type(processor).__name__} must return scores of the shape "
-                        f"{tuple(own.shape)}, got {_described(found)}"
-                    )
-                own = found
+                own.copy_(text.prompt.processors[number](text.ids, own))
             except Exception as error:
                 if is_out_of_memory(error) and type(processor).__module__ == _PACKAGE:
                     raise
                 text.error = error
-            parts.append(own)
-        some = torch.cat(parts)
-    logits[whole] = some
-
-
-def _described(found: object) -> str:
-    if isinstance(found, torch.Tensor):
-        return f"a tensor of the shape {tuple(found.shape)}"
-    return f"a {type(found).__name__}"
+    logits[places] = some
 
 
 def _draw(logits: torch.Tensor, draws: list[float]) -> torch.Tensor:

@@ -63,8 +63,7 @@ class TextGenerator(Continuous[Prompt, _U, str, ...]):
         eos_token_id: further terminators, besides the terminators of the model.
         schema: class of pydantic, or JSON schema. The text keeps to it, and the result is the
             instance, or the value of the JSON. A text that is cut off is a `ValueError`.
-        tools: argument of the chat template.
-        chat_template_kwargs: further arguments of the chat template.
+        chat_template_kwargs: arguments of the chat template, `tools` among them.
 
     Raises:
         TypeError: the model is of another kind, or a setting is unknown.
@@ -103,8 +102,8 @@ class TextGenerator(Continuous[Prompt, _U, str, ...]):
         self, model: Any, tokenizer: Any, *, details: bool = False, **settings: Any
     ) -> None:
         from .beside import beside
+        from .decoding import Writer
         from .reader import OF_BATCHES, PromptReader, layered
-        from .writer import Writer
 
         self._arguments = model, tokenizer, {"details": details, **settings}
         of_function = {
@@ -127,9 +126,9 @@ class TextGenerator(Continuous[Prompt, _U, str, ...]):
         own = {
             key: value
             for key, value in model.generation_config.to_diff_dict().items()
-            if not key.startswith(("_", "output_", "return_", "transformers_"))
+            if not key.startswith(("_", "max_length", "output_", "return_", "transformers_"))
         }
-        given = layered(name, own, settings)
+        given = layered(own, settings)
         # most settings are read for each prompt
         kind = type(model.generation_config)
         plain = beside(model, kind(**{key: given.pop(key) for key in OF_BATCHES & given.keys()}))
@@ -138,31 +137,16 @@ class TextGenerator(Continuous[Prompt, _U, str, ...]):
         write = Writer(plain, tokenizer, name, details).write
         function = BatchFunction(write, "static", False, options, preparation=self._reader)
         super().__init__(function)
-        self.__doc__ = type(self).__doc__
 
     @overload
     @classmethod
     def from_pretrained(
-        cls,
-        name_or_path: str,
-        *,
-        device: Any = None,
-        dtype: Any = "auto",
-        model_kwargs: Mapping[str, Any] | None = None,
-        details: Literal[False] = False,
-        **settings: Any,
+        cls, name_or_path: str, *, details: Literal[False] = False, **settings: Any
     ) -> TextGenerator[str]: ...
     @overload
     @classmethod
     def from_pretrained(
-        cls,
-        name_or_path: str,
-        *,
-        device: Any = None,
-        dtype: Any = "auto",
-        model_kwargs: Mapping[str, Any] | None = None,
-        details: Literal[True],
-        **settings: Any,
+        cls, name_or_path: str, *, details: Literal[True], **settings: Any
     ) -> TextGenerator[Generation]: ...
     @classmethod
     def from_pretrained(
@@ -204,12 +188,8 @@ class TextGenerator(Continuous[Prompt, _U, str, ...]):
         Functions and other objects count by their names. Weights do not count.
         """
         model, tokenizer, settings = self._arguments
-        own = {
-            # keys of `sequence_bias` are tuples, which JSON does not have as keys
-            key: list(value.items()) if isinstance(value, Mapping) else value
-            for key, value in settings.items()
-            if key not in StepSettings.__annotations__
-        }
+        own = {key: settings[key] for key in settings.keys() - StepSettings.__annotations__}
+        own["sequence_bias"] = str(own.get("sequence_bias"))  # its keys are tuples
         meaning = {
             "model": model.config.name_or_path or type(model).__name__,
             "generation_config": model.generation_config.to_diff_dict(),
@@ -236,8 +216,6 @@ class TextGenerator(Continuous[Prompt, _U, str, ...]):
 
 def _plain(value: Any) -> Any:
     """Return the form in JSON of a value that JSON does not have."""
-    if hasattr(value, "tolist"):
-        return value.tolist()
     if hasattr(value, "model_json_schema"):
         return value.model_json_schema()
     return getattr(value, "__qualname__", type(value).__qualname__)

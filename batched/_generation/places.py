@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
+from torch.nn.functional import pad
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import CacheLayerMixin
 
@@ -23,15 +24,16 @@ BLOCK: Final = 64
 """The buffers have room for a multiple of this number of tokens in each place."""
 GROWTH: Final = 1.25
 """Room that buffers get when they grow, as a multiple of the room that is needed."""
-WASTE: Final = 2
-"""Room of grown buffers, as a multiple of the room that is needed, beyond which they shrink."""
-MOST_PREFILL: Final = {"cpu": 512}
-"""Most tokens of prompts in one pass, unless one prompt has more, by type of device."""
+MOST_PREFILL: Final = 512
+"""Most tokens of prompts in one pass on a CPU, unless one prompt has more."""
 MOST_PREFILL_ELSEWHERE: Final = 4096
 
 
 class _Layer(CacheLayerMixin):  # type: ignore[misc]  # transformers has no types
     """Keys and values of one layer for all places."""
+
+    keys: Any
+    values: Any
 
     def __init__(self, places: Places) -> None:
         super().__init__()
@@ -46,31 +48,28 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]  # transformers has no type
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write one token for each text. Return all keys and values up to the longest text."""
         count, longest = len(self._places.sizes), max(self._places.sizes)
-        self.reserve(key_states, value_states)
         rows, ends = [each.to(key_states.device) for each in self._places.ends]
         read = []
-        for buffer, states in ((self.keys, key_states), (self.values, value_states)):
-            assert buffer is not None
+        for buffer, states in self.reserve(key_states, value_states):
             buffer[rows, :, ends] = states[:, :, 0]
             read.append(buffer[:count, :, :longest])
         return read[0], read[1]
 
-    def reserve(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Let the buffers, for states of this shape, have room for all texts."""
+    def reserve(
+        self, keys: torch.Tensor, values: torch.Tensor
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return buffers with room for all texts, each with its states."""
         if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
+            self.lazy_initialization(keys, values)
         places, tokens = self._places.room
-        assert self.keys is not None
-        assert self.values is not None
-        if self.keys.shape[0::2] != (places, tokens):
-            self.keys = _resized(self.keys, key_states, places, tokens)
-            self.values = _resized(self.values, value_states, places, tokens)
+        more = 0, 0, 0, tokens - self.keys.shape[2], 0, 0, 0, places - self.keys.shape[0]
+        if any(more):
+            self.keys, self.values = pad(self.keys, more), pad(self.values, more)
+        return [(self.keys, keys), (self.values, values)]
 
     def write(self, new: Any, rows: torch.Tensor, positions: torch.Tensor) -> None:
         """Copy the tokens of the layer `new`, which has one row, to these rows and positions."""
-        self.reserve(new.keys, new.values)
-        for buffer, states in ((self.keys, new.keys), (self.values, new.values)):
-            assert buffer is not None
+        for buffer, states in self.reserve(new.keys, new.values):
             at = rows.to(states.device), slice(None), positions.to(states.device)
             buffer[at] = states[0].transpose(0, 1)
 
@@ -97,21 +96,8 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]  # transformers has no type
         return -1
 
 
-def _resized(buffer: torch.Tensor, states: torch.Tensor, places: int, tokens: int) -> torch.Tensor:
-    """Return a buffer of another size with the contents of `buffer`, as far as they fit."""
-    resized = states.new_zeros((places, states.shape[1], tokens, states.shape[3]))
-    old = buffer[:places, :, :tokens]
-    resized[: old.shape[0], :, : old.shape[2]] = old
-    return resized
-
-
 class Places(Cache):  # type: ignore[misc]  # transformers has no types
     """Cache of the keys and values of several texts, each of its own length."""
-
-    joins = True
-    """Whether texts can join texts that have begun."""
-    most: int | None = None
-    """Most texts at once; None: no bound."""
 
     def __init__(self, model: Any) -> None:
         self.sizes: list[int] = []
@@ -119,7 +105,8 @@ class Places(Cache):  # type: ignore[misc]  # transformers has no types
         self.room = 0, 0
         """Places, and tokens of a place, for which the buffers have room."""
         self.device = model.device
-        self.most_prefill = MOST_PREFILL.get(self.device.type, MOST_PREFILL_ELSEWHERE)
+        is_cpu = self.device.type == "cpu"
+        self.most_prefill = MOST_PREFILL if is_cpu else MOST_PREFILL_ELSEWHERE
         config = model.config.get_text_config()
         self._own = [_Layer(self) for _ in range(config.num_hidden_layers)]
         super().__init__(layers=[*self._own])
@@ -131,7 +118,7 @@ class Places(Cache):  # type: ignore[misc]  # transformers has no types
         self._name = "cache" if "cache" in names else "past_key_values"
         self._model = model
 
-    def add(self, prompts: Sequence[Sequence[int]], _: int = 0) -> torch.Tensor:
+    def add(self, prompts: Sequence[Sequence[int]]) -> torch.Tensor:
         """Add texts, and compute their prompts in one row, without padding.
 
         Returns:
@@ -193,15 +180,10 @@ class Places(Cache):  # type: ignore[misc]  # transformers has no types
         return order
 
     def _make_room(self) -> None:
-        places, tokens = self.room
+        """Let the buffers have room for all texts. They grow, and shrink, if one side is short."""
         count, longest = len(self.sizes), max(self.sizes)
-        if count > places:
-            places = _more(count, 1)
-        if longest > tokens:
-            tokens = _more(longest, BLOCK)
-        if (places, tokens) != self.room and places * tokens > WASTE * count * longest:
-            places, tokens = _more(count, 1), _more(longest, BLOCK)
-        self.room = places, tokens
+        if count > self.room[0] or longest > self.room[1]:
+            self.room = _more(count, 1), _more(longest, BLOCK)
 
     def _masks(
         self, keys: torch.Tensor, queries: torch.Tensor, own: torch.Tensor | None = None

@@ -13,15 +13,15 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
 import torch
 
+from .batches import Batch
 from .beside import innermost
-from .decoding import Batch
 from .places import Places, kinds_of
 
 KINDS: Final = {"full_attention", "sliding_attention"}
@@ -68,21 +68,24 @@ def find_engine(model: Any, name: str) -> Any:
     written = json.dumps(stated := config.to_dict(), default=str)
     parts = {key: value for key, value in stated.items() if PARTS.search(key) and value}
     positions: int = getattr(config, "max_position_embeddings", None) or MOST_WINDOW * 2
-    windows = [each for each in _numbers([*parts.values()]) if each < positions]
+    numbers = map(int, re.findall(r"\b\d+\b", json.dumps([*parts.values()], default=str)))
+    windows = [each for each in numbers if each < positions]
     longest = max(windows, default=0)
     tokens = min(TOKENS, model.get_input_embeddings().num_embeddings)
     is_dynamic = '"dynamic"' in written or '"longrope"' in written  # as long as the longest text
-    if longest <= MOST_WINDOW and not is_dynamic:
+    # RecurrentGemma is wrong in batches, for texts that cross its window late
+    if longest <= MOST_WINDOW and not is_dynamic and "lru_width" not in parts:
         sizes = [min(longest + more, positions - STEPS) for more in BEYOND] + [SHORT]
         texts = [[(7 * size + place) % tokens for place in range(size)] for size in sizes]
         with torch.no_grad(), suppress(Exception):  # the model fails alone: so will the texts
-            alone = [logits for text in texts for logits in _logits(Batch(model), [text], tokens)]
-            engines = [Batch(model)]
+            alone = [_in_batch(Batch(model), [text], tokens)[0] for text in texts]
+            ways: list[Any] = [(Batch, _in_batch)]
             if _may_have_places(model, config, parts):
-                engines.insert(0, Places(model))
-            for engine in engines:
-                if _agree(engine, texts, alone, tokens):
-                    return partial(type(engine), model)
+                ways.insert(0, (Places, _in_places))
+            for kind, trial in ways:
+                with suppress(Exception):  # the model does not take these arguments, or padding
+                    if _agree(alone, trial(kind(model), texts, tokens), model.dtype):
+                        return partial(kind, model)
     logger.warning(
         "%s: %s generates one text at a time, because its texts are not independent of each other "
         "in a batch",
@@ -98,30 +101,13 @@ def _may_have_places(model: Any, config: Any, parts: Mapping[str, Any]) -> bool:
         KINDS.issuperset(kinds_of(config))
         and all(map(OF_WINDOWS.search, parts))
         and config._attn_implementation in ATTENTION
-        and settings.use_cache is not False
         and settings.cache_implementation in (None, "dynamic", "hybrid")
-        and settings.cache_config is None
     )
 
 
-def _numbers(value: Any) -> Iterator[int]:
-    """Yield all whole numbers in a setting."""
-    if isinstance(value, Mapping):
-        value = [*value.values()]
-    if isinstance(value, list):
-        for each in value:
-            yield from _numbers(each)
-    elif type(value) is int:
-        yield value
-
-
-def _agree(engine: Any, texts: list[list[int]], alone: Logits, tokens: int) -> bool:
+def _agree(alone: Logits, found: Logits, dtype: torch.dtype) -> bool:
     """Return whether all texts have the logits in company that they have alone."""
-    try:
-        found = _logits(engine, texts, tokens)
-    except Exception:  # the model does not take these arguments, or fails on padding
-        return False
-    bound = TOLERANCE.get(engine.dtype, 0.05)
+    bound = TOLERANCE.get(dtype, 0.05)
     return all(
         bool((mine - own).abs().max() <= bound * own.abs().max())
         for some, others in zip(alone, found, strict=True)
@@ -129,16 +115,29 @@ def _agree(engine: Any, texts: list[list[int]], alone: Logits, tokens: int) -> b
     )
 
 
-def _logits(engine: Any, texts: list[list[int]], tokens: int) -> Logits:
-    """Return the logits of each text, token by token. Of several texts, the first leaves early."""
+def _in_batch(batch: Batch, texts: list[list[int]], tokens: int) -> Logits:
+    """Return the logits of each text, token by token."""
+    found: Logits = [[] for _ in texts]
+
+    def follow(logits: torch.Tensor) -> list[int]:
+        for own, row in zip(found, logits, strict=True):
+            own.append(row)
+        return [(text[-1] + len(found[0])) % tokens for text in texts]
+
+    batch.write(texts, STEPS, follow)
+    return found
+
+
+def _in_places(places: Places, texts: list[list[int]], tokens: int) -> Logits:
+    """Return the logits of each text, token by token. The first text leaves early."""
     found: Logits = [[] for _ in texts]
     order = [*range(len(texts))]
-    logits = engine.add(texts, STEPS)
+    logits = places.add(texts)
     for step in range(STEPS):
         if step:
-            logits = engine.step([(texts[index][-1] + step) % tokens for index in order])
+            logits = places.step([(texts[index][-1] + step) % tokens for index in order])
         for index, row in zip(order, logits, strict=True):
             found[index].append(row)
-        if step == STEPS // 2 and len(texts) > 1:
-            order = [order[place] for place in engine.keep([*range(1, len(texts))])]
+        if step == STEPS // 2:
+            order = [order[place] for place in places.keep([*range(1, len(texts))])]
     return found

@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
 import torch
 
 from .._core.checks import check_whole, suggest
 from .._services.prompts import Prompt, PromptPreparation, check_chat, is_id
+from .batches import ONE_TEXT
 from .beside import innermost
 from .choice import OF_LOGITS_ALONE
-from .decoding import ONE_TEXT
 from .schema import Grammars
 from .text import PreparedPrompt
 
@@ -42,13 +42,18 @@ OF_BATCHES: Final = {
 }
 """Settings of `generate` that apply to whole batches."""
 
-OF_TEMPLATES: Final = {"tools", "chat_template_kwargs"}
-"""Settings of the tokenizer's chat template."""
+OF_TEMPLATES: Final = "chat_template_kwargs"
+"""Setting with arguments of the tokenizer's chat template."""
 
-MODES: Final = ("greedy_search", "sample")
-
-OF_SEVERAL: Final = ("num_beams", "num_return_sequences", "guidance_scale")
-"""Settings that need several rows for a prompt, unless they are 1."""
+OF_SEVERAL: Final = (
+    "num_beams",
+    "num_return_sequences",
+    "guidance_scale",
+    "penalty_alpha",
+    "dola_layers",
+    "prompt_lookup_num_tokens",
+)
+"""Settings of other modes than greedy decoding and sampling, unless they are 1."""
 
 PLAIN_CRITERIA: Final = {"MaxLengthCriteria", "EosTokenCriteria"}
 """Stopping criteria that `Text.add` replaces."""
@@ -62,13 +67,6 @@ OF_ANY_PROMPT: Final = OF_LOGITS_ALONE | {
     "SequenceBiasLogitsProcessor",
 }
 """Processors that fit any prompt. All further processors hold a prompt, or the text so far."""
-
-FORMS: Final = {
-    "eos_token_id": ("an id or a list of ids", is_id),
-    "logits_processor": ("a list of processors", callable),
-    "stopping_criteria": ("a list of criteria", callable),
-}
-"""Form of some settings, and the check of each part."""
 
 KEPT: Final = 64
 """Most combinations of settings that a reader keeps."""
@@ -92,13 +90,12 @@ class PromptReader(PromptPreparation):
         self._model = innermost(model)
         self._tokenizer = tokenizer
         self._name = name
-        self._defaults = defaults
-        own = {*OBJECTS, *OF_TEMPLATES, "schema", "seed"}
-        self._known = {*vars(type(model.generation_config)()), *own}
-        self._positions: int | None = getattr(
-            model.config.get_text_config(), "max_position_embeddings", None
-        )
-        self._vocabulary: int = model.get_input_embeddings().num_embeddings
+        self._defaults = dict(defaults)
+        self._of_templates = self._defaults.pop(OF_TEMPLATES, None)
+        known = {*vars(type(model.generation_config)()), *OBJECTS, "schema", "seed"}
+        self._known = known - OF_BATCHES - {"max_length"}
+        self._positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        self._vocabulary = model.get_input_embeddings().num_embeddings
         self._kept: dict[object, _Settings] = {}
         self._grammars = Grammars(tokenizer, self._vocabulary, name)
         self._read([0], {})  # refuses wrong defaults
@@ -113,39 +110,30 @@ class PromptReader(PromptPreparation):
         """
         if isinstance(given, PreparedPrompt):
             return given
-        of_template = {
-            name: {**self._defaults, **settings}[name]
-            for name in OF_TEMPLATES & (self._defaults.keys() | settings.keys())
-        }
-        settings = {name: settings[name] for name in settings.keys() - OF_TEMPLATES}
+        of_template = settings.get(OF_TEMPLATES) or self._of_templates or {}
+        settings = {name: settings[name] for name in settings.keys() - {OF_TEMPLATES}}
         return self._read(self._ids_of(given, of_template), settings)
 
-    def _ids_of(self, given: Prompt, of_template: Mapping[str, Any]) -> list[int]:
+    def _ids_of(self, given: Any, of_template: Mapping[str, Any]) -> list[int]:
         """Return the ids of a prompt, and refuse a prompt that the model cannot continue."""
         name = self._name
-        ids: list[int]
         if isinstance(given, str):
-            if not given:
-                raise ValueError(f"{name} got an empty prompt; it needs at least one character")
-            ids = self._tokenizer(given)["input_ids"]
+            ids: list[int] = self._tokenizer(given)["input_ids"]
         elif not isinstance(given, Sequence) or isinstance(given, (bytes, bytearray)):
             raise TypeError(
                 f"{name} takes a text, a list of messages or a list of ids, got "
                 f"{type(given).__name__}"
             )
-        elif not given:
-            raise ValueError(f"{name} got an empty prompt; it needs at least one token or message")
-        elif isinstance(given[0], Mapping):
+        elif given and isinstance(given[0], Mapping):
             ids = self._ids_of_chat(given, of_template)
         else:
-            ids = list(cast("Sequence[int]", given))
-        if not ids:
-            raise ValueError(f"{name} got an empty prompt; the tokenizer finds no token in it")
-        for number, token in enumerate(ids):
+            ids = list(given)
+        if not ids or given == "":
+            raise ValueError(f"{name} got an empty prompt; it needs at least one token or message")
+        for token in ids:
             if not is_id(token) or not 0 <= token < self._vocabulary:
                 raise ValueError(
-                    f"{name}: ids are integers from 0 to {self._vocabulary - 1}, got "
-                    f"{token!r:.60} at place {number}"
+                    f"{name}: ids are integers from 0 to {self._vocabulary - 1}, got {token!r:.60}"
                 )
         if self._positions is not None and len(ids) >= self._positions:
             raise ValueError(
@@ -170,8 +158,7 @@ class PromptReader(PromptPreparation):
             tokenize=False,
             add_generation_prompt=not begun,
             continue_final_message=begun,
-            tools=of_template.get("tools"),
-            **(of_template.get("chat_template_kwargs") or {}),
+            **of_template,
         )
         ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
@@ -183,17 +170,12 @@ class PromptReader(PromptPreparation):
             TypeError: a setting is unknown, or of the wrong type.
             ValueError: a setting is out of its range.
         """
-        for name in OF_BATCHES & settings.keys():
-            raise TypeError(f"{self._name}: {name} is to be set where the generator is made")
-        given = layered(self._name, self._defaults, settings)
-        for name in OF_TEMPLATES & given.keys():
-            del given[name]
+        given = layered(self._defaults, settings)
         for name in given.keys() - self._known:
             hint = suggest(name, self._known)
             raise TypeError(f"{self._name} has no setting {name!r}{hint}")
-        seed, stops = given.pop("seed", None), given.pop("stop_strings", None) or ()
-        schema = given.pop("schema", None)
-        stops = tuple(stops) if isinstance(stops, (list, tuple)) else (stops,)
+        seed, schema = given.pop("seed", None), given.pop("schema", None)
+        stops = tuple(listed(given.pop("stop_strings", None)))
         if not all(isinstance(stop, str) and stop for stop in stops):
             raise TypeError(
                 f"{self._name}: stop_strings must be a string or several, none of them empty, got "
@@ -205,12 +187,9 @@ class PromptReader(PromptPreparation):
         if given.get("temperature") == 0:
             del given["temperature"]
             given["do_sample"] = False
-        limit = self._limit(
-            len(ids), given.pop("max_new_tokens", None), given.pop("max_length", None)
-        )
-        key: tuple[object, ...] = tuple(
-            sorted((name, repr(value)) for name, value in given.items())
-        )
+        limit = given.pop("max_new_tokens", MAX_NEW_TOKENS)
+        check_whole(f"{self._name}: max_new_tokens", limit)
+        key: Any = tuple(sorted((name, repr(value)) for name, value in given.items()))
         given["max_new_tokens"] = limit
         config, processors, criteria = self._kept.get(key) or self._parse(ids, given, key)
         if self._positions is not None:
@@ -231,32 +210,14 @@ class PromptReader(PromptPreparation):
             key = (form, *key)
         return PreparedPrompt(ids, limit, terminators, stops, seed, key, processors, criteria, read)
 
-    def _limit(self, size: int, new: object, length: object) -> int:
-        """Return the most new tokens of a prompt of `size` tokens."""
-        if new is not None:
-            return check_whole(f"{self._name}: max_new_tokens", new)
-        if length is None:
-            return MAX_NEW_TOKENS
-        room = check_whole(f"{self._name}: max_length", length) - size
-        if room < 1:
-            raise ValueError(
-                f"{self._name}: max_length={length} leaves no room after a prompt of {size} tokens"
-            )
-        return room
-
-    def _parse(self, ids: list[int], given: dict[str, Any], key: object) -> _Settings:
+    def _parse(self, ids: list[int], given: dict[str, Any], key: object) -> Any:
         """Return the settings as `generate` reads them for a prompt."""
-        refused = next((name for name in OF_SEVERAL if given.get(name) not in (None, 1)), None)
-        if refused is None:
-            plain = {name: value for name, value in given.items() if name not in OBJECTS}
-            config = type(self._model.generation_config)(**plain)
-            mode = config.get_generation_mode().value
-            refused = None if mode in MODES else mode
-        if refused is not None:
-            raise ValueError(
-                f"{self._name} writes one text for each prompt, greedily or by sampling; for "
-                f"{refused} call the model's own generate"
-            )
+        for name in OF_SEVERAL:
+            if given.get(name) not in (None, 1):
+                raise ValueError(
+                    f"{self._name} writes one text for each prompt, greedily or by sampling; for "
+                    f"{name} call the model's own generate"
+                )
 
         def settings_of(_model: object, _ids: object, **parts: Any) -> _Settings:
             criteria = parts["stopping_criteria"]
@@ -267,7 +228,7 @@ class PromptReader(PromptPreparation):
             )
 
         prompt = torch.tensor([ids], device=self._model.device)
-        settings: _Settings = self._model.generate(
+        settings = self._model.generate(
             prompt,
             attention_mask=torch.ones_like(prompt),
             custom_generate=settings_of,
@@ -280,32 +241,22 @@ class PromptReader(PromptPreparation):
         return settings
 
 
-def layered(name: str, before: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+def layered(before: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings `before`, overridden by `more` and all that `more` implies.
 
     None in `more` leaves a setting as before. Terminators of both are kept.
-
-    Raises:
-        TypeError: a setting of the generator `name` is of the wrong type.
     """
-    # arrays and their numbers become lists and numbers of Python
+    # arrays, whose `repr` is shortened, become lists
     more = {
         name: value.tolist() if hasattr(value, "tolist") else value
         for name, value in more.items()
         if value is not None
     }
-    for setting, (form, is_right) in FORMS.items():
-        if not all(map(is_right, listed(more.get(setting)))):
-            raise TypeError(f"{name}: {setting} must be {form}, got {more[setting]!r}")
     given = {**before, **more}
-    lengths = {"max_new_tokens", "max_length"}
-    if more.keys() & lengths:
-        for length in lengths - more.keys():
-            given.pop(length, None)
-    ends = [*listed(before.get("eos_token_id")), *listed(more.get("eos_token_id"))]
-    given["eos_token_id"] = sorted({*ends})
+    ends = {*listed(before.get("eos_token_id")), *listed(more.get("eos_token_id"))}
+    given["eos_token_id"] = sorted(ends)
     if "do_sample" not in more and SAMPLING & more.keys():
-        given["do_sample"] = given.get("temperature") != 0
+        given["do_sample"] = True
     return given
 
 

@@ -11,11 +11,14 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from torch.nn.functional import pad
 
 from .._installation import needs
 
 FORM: Final[Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """White space as `json.dumps` writes it: a model cannot write spaces for ever."""
+
+
 KEPT: Final = 64
 """Most grammars that are kept."""
 
@@ -111,9 +114,7 @@ class SchemaProcessor:
         matcher.consume_tokens(tokens[self._read :])
         self._read = len(tokens)
         bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
-        allowed = torch.zeros(scores.shape[-1], dtype=torch.bool)
-        known = min(len(bits), len(allowed))
-        allowed[:known] = torch.from_numpy(bits[:known]).bool()
+        allowed = pad(torch.from_numpy(bits), (0, scores.shape[-1] - len(bits))).bool()
         if matcher.is_accepting():
             allowed[self._ends] = True
         return scores.masked_fill(~allowed.to(scores.device), -torch.inf)

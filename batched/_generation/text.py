@@ -12,12 +12,6 @@ import torch
 from .._steps.rows import Row
 from .result import FinishReason
 
-MARGIN: Final = 4
-"""Further tokens in which a stop string is searched, besides one for each of its bytes.
-
-The first of these tokens may lose a space, or be the rest of a character.
-"""
-
 REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
 """Text of an incomplete character."""
 
@@ -57,7 +51,7 @@ class TextDecoder:
         self._tokenizer = tokenizer
         vocabulary = tokenizer.get_vocab()
         names = [f"<0x{byte:02X}>" for byte in range(256)]
-        self.bytes = frozenset([vocabulary[name] for name in names if name in vocabulary])
+        self.bytes = frozenset(map(vocabulary.get, names)) - {None}
         """Tokens that stand for one byte; the next token may change the text of all of them."""
         marked = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
         self.special = frozenset([token for token in marked if not self.decode([token])])
@@ -86,9 +80,10 @@ class Pieces:
     """
 
     def __init__(self, decoder: TextDecoder, stop_strings: Sequence[str]) -> None:
-        self.sent = ""
-        """The joined pieces."""
+        self.is_stopped = False
+        """Whether the text has a stop string."""
         self._decoder = decoder
+        self._stops = stop_strings
         self._starts = [stop[:size] for stop in stop_strings for size in range(1, len(stop))]
         self._first = self._read = 0  # first token that is decoded, and first token without text
         self._known = ""  # text of the tokens from `_first` to `_read`
@@ -100,6 +95,10 @@ class Pieces:
         Special tokens are left out: a decoder that begins with one loses a space.
         """
         size = len(tokens)
+        if self._stops:
+            latest = self._decoder.decode(tokens[self._first :])
+            latest = self._held + latest[len(self._known) :]
+            self.is_stopped = any(stop in latest for stop in self._stops)
         while size > self._read and tokens[size - 1] in self._decoder.bytes:
             size -= 1
         if size <= self._read:
@@ -112,7 +111,6 @@ class Pieces:
         self._known = self._decoder.decode(tokens[self._first : size])
         back = max([len(start) for start in self._starts if held.endswith(start)], default=0)
         piece, self._held = held[: len(held) - back], held[len(held) - back :]
-        self.sent += piece
         return piece
 
 
@@ -133,17 +131,11 @@ class Text:
         """Error of a processor or a criterion of the caller."""
         self.random = random.Random(prompt.seed)
         self._decoder = decoder
-        self._pieces = Pieces(decoder, prompt.stop_strings) if row.has_reader else None
-        sizes = [len(stop.encode(errors="replace")) for stop in prompt.stop_strings]
-        self._window = max(sizes, default=0) + MARGIN
-        # all ids, on the device, for code that looks at earlier tokens
-        self._ids: torch.Tensor | None = None
+        self._pieces: Pieces | None = None
+        if row.has_reader or prompt.stop_strings:
+            self._pieces = Pieces(decoder, prompt.stop_strings)
+        self._piece = self._sent = ""  # text that is new, and all text before
         self._device = device
-
-    @property
-    def size(self) -> int:
-        """Number of all tokens, the prompt included."""
-        return len(self.prompt.ids) + len(self.tokens)
 
     @property
     def last(self) -> int:
@@ -151,28 +143,19 @@ class Text:
         return self.tokens[-1] if self.tokens else self.prompt.ids[-1]
 
     @property
-    def text(self) -> str:
-        """Text of the new tokens."""
-        return self._decoder.text(self.prompt, self.tokens)
-
-    @property
     def ids(self) -> torch.Tensor:
-        """All tokens, of shape (1, `size`)."""
-        if self._ids is None:
-            self._ids = torch.empty((1, self.prompt.length), dtype=torch.long, device=self._device)
-            given = torch.tensor(self.prompt.ids + self.tokens, device=self._device)
-            self._ids[0, : self.size] = given
-        return self._ids[:, : self.size]
+        """All tokens, of shape (1, n)."""
+        return torch.tensor([self.prompt.ids + self.tokens], device=self._device)
 
     def add(self, token: int) -> None:
         """Add a token, and end the text if it is the last one."""
-        prompt = self.prompt
+        prompt, pieces = self.prompt, self._pieces
         self.tokens.append(token)
         if token not in self._decoder.special:
             self._plain.append(token)
-        if self._ids is not None:
-            self._ids[0, self.size - 1] = token
-        if token in prompt.terminators or (prompt.stop_strings and self._is_stopped()):
+        if pieces is not None:
+            self._piece = pieces.next(self._plain)
+        if token in prompt.terminators or (pieces is not None and pieces.is_stopped):
             self.finish_reason, self.ended = "stop", True
         elif len(self.tokens) >= prompt.limit:
             self.ended = True
@@ -190,23 +173,11 @@ class Text:
 
     def emit(self) -> None:
         """Pass the text that is new on to the reader of a stream."""
-        if self._pieces is not None and (piece := self._pieces.next(self._plain)):
-            self.row.emit(piece)
+        if self._piece:
+            self._sent += self._piece
+            self.row.emit(self._piece)
 
     def emit_rest(self, text: str) -> None:
         """Pass on all of the whole `text` that the reader does not have."""
-        if self._pieces is not None and len(text) > len(self._pieces.sent):
-            self.row.emit(text[len(self._pieces.sent) :])
-
-    def _is_stopped(self) -> bool:
-        """Return whether the text has a stop string.
-
-        The latest tokens are decoded first. All tokens are decoded only if the latest tokens seem
-        to have a stop string, or have an incomplete character, which may spoil its neighbours.
-        """
-        stops = self.prompt.stop_strings
-        latest = self._decoder.decode(self._plain[-self._window :])
-        if not any(stop in latest for stop in (*stops, REPLACEMENT)):
-            return False
-        whole = self._decoder.decode(self._plain)
-        return any(stop in whole for stop in stops)
+        if len(text) > len(self._sent):
+            self.row.emit(text[len(self._sent) :])

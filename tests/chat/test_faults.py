@@ -135,8 +135,6 @@ def test_wrong_json_goes_back_to_the_model_once_with_its_error(server: ChatServe
     question, answered, correction = server.requests[1].body["messages"]
     assert (question["content"], answered["content"]) == ("who?", wrong)
     assert "age: Field required" in correction["content"]
-    keys = {asked.headers["idempotency-key"] for asked in server.requests}
-    assert len(keys) == 2
     server.behave = lambda asked: Reply(wrong)
     with pytest.raises(EndpointError, match=r"does not fit.*\(4 requests\)"):
         server.client(schema=Person, attempts=4)("who?")
@@ -192,6 +190,18 @@ def test_a_refusal_costs_no_attempt(server: ChatServer, named: dict[str, str]) -
     assert client.usage.retries == 4
 
 
+def test_the_reset_of_a_limit_that_is_used_up_is_a_pause(server: ChatServer) -> None:
+    limits_of_service = {
+        "x_ratelimit_remaining_requests": "0",
+        "x_ratelimit_reset_requests": "300ms",
+        "x_ratelimit_remaining_tokens": "7",
+        "x_ratelimit_reset_tokens": "1h2m",
+    }
+    server.behave = first(1, refuse(429, **limits_of_service))
+    assert server.client()("one") == "re: one"
+    assert server.moments[1] - server.moments[0] >= 0.3
+
+
 def test_retry_after_of_a_failure_is_a_pause_for_all_calls(server: ChatServer) -> None:
     server.behave = first(1, refuse(500, retry_after_ms="300"))
     client = server.client()
@@ -199,17 +209,6 @@ def test_retry_after_of_a_failure_is_a_pause_for_all_calls(server: ChatServer) -
     server.until(lambda: server.statuses[500] == 1 and server.in_flight == 0)
     assert one.result(10) == "re: one"
     assert server.moments[1] - server.moments[0] >= 0.3
-
-
-def test_requests_for_one_prompt_have_one_idempotency_key(server: ChatServer) -> None:
-    server.behave = first(3, refuse(500), refuse(429, **SOON), Reply(None))
-    client = server.client(extra_headers={"x-own": "1"})
-    client("one")
-    client(["one", "one"])
-    keys = [asked.headers["idempotency-key"] for asked in server.requests]
-    assert len({*keys[:4]}) == 1
-    assert len({*keys}) == 3
-    assert server.requests[5].headers["x-own"] == "1"
 
 
 def test_a_refusal_for_lack_of_credit_is_raised_at_once(server: ChatServer) -> None:
@@ -376,7 +375,7 @@ def test_calls_wait_for_max_wait_s_in_an_outage(server: ChatServer) -> None:
     answers = [client.submit(f"prompt {number}") for number in range(12)]
     errors = [future.exception(20) for future in answers]
     assert all(isinstance(error, EndpointError) and error.is_service for error in errors)
-    waited = [str(error) for error in errors if "has answered nothing for" in str(error)]
+    waited = [str(error) for error in errors if "and none was answered for" in str(error)]
     assert "(max_wait_s=0.5); no answer came: Connection error." in waited[0]
     server.up()
     assert client("after") == "re: after"

@@ -122,6 +122,40 @@ def test_a_run_ends_before_it_exceeds_max_cost(server: ChatServer, tmp_path: Pat
     assert client.usage.cost == pytest.approx(300e-6)
 
 
+def test_max_cost_is_the_budget_of_a_run_over_restarts(server: ChatServer, tmp_path: Path) -> None:
+    dest = tmp_path / "answers.jsonl"
+    for _ in range(3):  # a new client each time, as in a new process
+        client = server.client(prices=(1.0, 1.0), max_cost=300e-6, max_workers=1, max_tokens=5)
+        with pytest.raises(RunStopped, match=r"may exceed max_cost=0\.0003"):
+            run(client, rows_of(100), dest, version="1")
+        assert client.spent == pytest.approx(300e-6)
+    assert len(server.requests) == 20
+    richer = server.client(prices=(1.0, 1.0), max_cost=450e-6, max_workers=1, max_tokens=5)
+    with pytest.raises(RunStopped):
+        run(richer, rows_of(100), dest, version="1")
+    assert len(server.requests) == 30
+
+
+def test_requests_without_a_result_cost_money_in_a_later_run_too(
+    server: ChatServer, tmp_path: Path
+) -> None:
+    dest = tmp_path / "answers.jsonl"
+    server.behave = lambda asked: Reply(None)  # paid, and of no use
+    settings: dict[str, Any] = {"prices": (1.0, 1.0), "max_cost": 150e-6, "max_tokens": 5}
+    for _ in range(2):
+        client = server.client(**settings, max_workers=1, attempts=1)
+        with pytest.raises(RunStopped):
+            run(client, rows_of(100), dest, version="1")
+    assert len(server.requests) <= 10
+
+
+def test_each_worker_process_has_its_share_of_the_money(server: ChatServer) -> None:
+    client = server.client(prices=(1.0, 1.0), max_cost=1.0)
+    client.spent = 0.4
+    assert client.share(3).options["max_cost"] == pytest.approx(0.2)
+    assert server.client().share(3).options["max_cost"] is None
+
+
 def test_an_outage_marks_no_row_as_failed(server: ChatServer, quick: None, tmp_path: Path) -> None:
     dest = tmp_path / "answers.jsonl"
     server.down()

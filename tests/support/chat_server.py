@@ -311,10 +311,15 @@ def _regular(reply: Reply, asked: Asked) -> dict[str, Any]:
 
 
 def _forget(url: str) -> None:
-    """Forget the limits of a server: a later one may have the same port."""
+    """Forget the limits of a server, and close its connections: a later one may have its port."""
     if (session := sys.modules.get("batched._chat.session")) is not None:
         for address in [each for each in session._services if each[1] == url]:
-            del session._services[address]
+            service = session._services.pop(address)
+            if service._http is not None:
+                closing = asyncio.run_coroutine_threadsafe(
+                    service._http.close(), session.clients_loop()
+                )
+                closing.result(BOUND)
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:

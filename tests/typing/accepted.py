@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 import batched
 import batched.testing
 from batched import Feature, Future, Stats
-from batched.chat import ChatAnswer, ChatClient, Estimate, Usage
+from batched.chat import ChatAnswer, ChatClient, Usage
 from batched.embeddings import EmbeddingClient
 
 Vector = tuple[float, ...]
@@ -345,7 +345,6 @@ async def chats(texts: list[str], chat: list[dict[str, str]]) -> None:
     assert_type(people.with_options(temperature=0)(texts), list[Person])
     with people as opened:
         assert_type(opened("x"), Person)
-    assert_type(client.estimate(texts), Estimate)
     detailed: ChatClient[ChatAnswer[str]] = ChatClient("http://x/v1", "model", details=True)
     assert_type(detailed("x").result, str)
     assert_type(detailed(texts)[0].was_cut, bool)

@@ -46,6 +46,8 @@ def pickle_step(step: Step) -> bytes:
         postprocess=None,
         where=None,
         route=None if step.route is None else str,
+        # each worker of a client has its share of the money that is left
+        fn=step.fn.share(step.workers or 1) if hasattr(step.fn, "share") else step.fn,
     )
     try:
         data: bytes = cloudpickle.dumps(remote)

@@ -86,6 +86,13 @@ class Run:
         self._more_to_read = True  # whether the source has rows that were not read
         self._counts = Counter(read=0, skipped=0, recomputed=0, unreadable=0)  # as in `Snapshot`
         self.tally = Tally(max_failed)
+        # clients with a budget, which is that of the run, by the steps that call them
+        self._clients: dict[str, Any] = {
+            step.name: step.fn for step in plan.steps if hasattr(step.fn, "spent")
+        }
+        spent = progress.get("spent") or {}
+        for name, client in self._clients.items():
+            client.spent = max(client.spent, spent.get(name, 0.0))
         self._began = self._watched = time.perf_counter()
 
     def execute(self) -> None:
@@ -98,6 +105,8 @@ class Run:
         """
         self._committer = Committer(self._progress, partial(self._post, _raise))
         with ExitStack() as ends:  # each callback runs, even if Ctrl-C interrupts another
+            if self._clients:  # requests without a result cost money, too
+                ends.callback(lambda: self._progress.put_all(self._spent()))
             ends.callback(self._committer.close)
             ends.callback(self._save_rest)
             for room in self._rooms:
@@ -252,7 +261,7 @@ class Run:
                 values if rows else None,
                 failed,
                 [(row.key, row.inputs[number]) for row in filtered],
-                notes=STALE,
+                notes={**STALE, **self._spent()},
             )
         )
         if rows and failures.probe is None:
@@ -264,6 +273,10 @@ class Run:
                 for row, value in zip(rows, columns[name], strict=True):
                     row.values[name] = value
             self._rooms[number + 1].enter(rows)
+
+    def _spent(self) -> dict[str, Any]:
+        """Return a note of the money that clients have spent."""
+        return {"spent": {name: client.spent for name, client in self._clients.items()}}
 
     # the end
 
