@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from ...errors import RunStopped
 from ..engines import engine_for
