@@ -43,7 +43,9 @@ class ProcessWorker(Worker):
         """Start a process that builds the function."""
         self.close()
         self._client = Client(Server.__module__, f"Server({self.step.name!r}).answer")
-        if self.closing.is_set():  # and perhaps `kill` came too early
+        if self.closing.is_set():  # and perhaps `kill` and `close` came too early
+            self.kill()
+            self.close()
             raise WorkerClosed
         self.call(self._payload)
 

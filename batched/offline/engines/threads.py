@@ -40,8 +40,9 @@ class LoopWorker(Worker):
     def start(self) -> None:
         """Build the function on the loop."""
         if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            self._thread = daemon_thread(f"{self.step.name}-loop", self._serve, self._loop)
+            loop = asyncio.new_event_loop()
+            self._thread = daemon_thread(f"{self.step.name}-loop", self._serve, loop)
+            self._loop = loop  # last: `kill` may come at any moment
             self._thread.start()
 
         async def make() -> Callable[..., Any]:
