@@ -38,6 +38,7 @@ def pickle_step(step: Step) -> bytes:
     Raises:
         TypeError: the function cannot be sent.
     """
+    share: Any = getattr(step.fn, "share", None)
     remote = replace(  # without the functions of single rows, which the driver calls
         step,
         output=step.outputs,
@@ -47,7 +48,7 @@ def pickle_step(step: Step) -> bytes:
         where=None,
         route=None if step.route is None else str,
         # each worker of a client has its share of the money that is left
-        fn=step.fn.share(step.workers or 1) if hasattr(step.fn, "share") else step.fn,
+        fn=step.fn if share is None else share(step.workers or 1),
     )
     try:
         data: bytes = cloudpickle.dumps(remote)
