@@ -130,6 +130,7 @@ def _install(peer: Peer) -> None:
         "--retries",
         "1",
         peer.requirement,
+        *peer.beside.split(),
     ]
     try:
         subprocess.run(

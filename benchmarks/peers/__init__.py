@@ -33,6 +33,8 @@ class Peer:
     """The way it is used, in a sentence."""
     requirement: str = ""
     """Requirement for pip; empty for code of this environment."""
+    beside: str = ""
+    """A further requirement, which limits what the first brings in."""
     variants: Mapping[str, Settings] = field(default_factory=lambda: {"": {}})
     """Compared settings, by the names of their rows."""
     threads: bool = False
@@ -122,6 +124,19 @@ PEERS = (
         "litserve", "lit", "its own server with one worker; the default wait is 0 ms", "litserve",
         {"0 ms": {"wait_ms": 0.0}, "5 ms": {"wait_ms": 5.0}}, coroutines=False,
         served_by="its own server, and one worker process",
+    ),
+    Peer(
+        "batchlet", "batchlet_peer", "an `AsyncBatcher`; its default wait is 2 ms", "batchlet",
+    ),
+    Peer(
+        "mosec", "mosec_peer", "its own server with one worker; the wait is 5 ms", "mosec",
+        {"": {"wait_ms": 5}}, coroutines=False,
+        served_by="its own server, written in Rust, and one worker process",
+    ),
+    Peer(
+        "infinity", "infinity", "its engine, which sorts by length, has a model of its own",
+        "infinity-emb[server,torch]", beside="torch==2.13.0", coroutines=False,
+        served_by="its engine in a FastAPI application of the same kind, with uvicorn",
     ),
 )  # fmt: skip
 

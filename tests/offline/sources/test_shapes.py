@@ -63,7 +63,7 @@ FILES: list[tuple[str, bytes, Any]] = [
     ("a.csv", "a,b\né,x\n2,y\n".encode("latin-1"), ["0xe9.*encoding='latin-1'", AB[1]]),
     ("a.csv", "a,é\n1,x\n".encode("latin-1"), r"line 1: .*offline.csv\(path, encoding='latin-1'\)"),
     ("a.csv", "a,b\n1,x\n".encode("utf-16"), r"UTF-16; offline.csv\(path, encoding='utf-16'\)"),
-    ("a.csv.gz", gzip.compress(b"a,b\n1,x\n2,y\n"), AB),
+    ("a.csv.gz", gzip.compress(b"a,b\n1,x\n2,y\n", mtime=0), AB),
     # JSON lines
     ("a.jsonl", LINES, ROWS),
     ("a.ndjson", LINES, ROWS),
@@ -92,7 +92,7 @@ FILES: list[tuple[str, bytes, Any]] = [
         r"UTF-16; offline.jsonl\(path, encoding='utf-16'\)",
     ),
     ("a.jsonl", b"1\n2\n", "a row is a dict of columns, not 1, a int"),
-    ("a.jsonl.gz", gzip.compress(LINES), ROWS),
+    ("a.jsonl.gz", gzip.compress(LINES, mtime=0), ROWS),
     ("a.jsonl.gz", b"hello", "a.jsonl.gz' cannot be read"),
     # JSON arrays
     ("a.json", json.dumps(ROWS).encode(), ROWS),
@@ -105,7 +105,7 @@ FILES: list[tuple[str, bytes, Any]] = [
     ("a.jsonl", b"[1]\n[2]\n", "begins with '\\[', and is no array of rows: not JSON"),
     ("a.json", b'{\n "rows": [\n{"a": 1},\n{"a": 2}\n]}', "is one JSON value on several lines"),
     ("a.json", b'{"rows": [\n{"a": 1},\n{"a": 2}\n]}', "is one JSON value on several lines"),
-    ("a.json.gz", gzip.compress(json.dumps(ROWS).encode()), ROWS),
+    ("a.json.gz", gzip.compress(json.dumps(ROWS).encode(), mtime=0), ROWS),
     # others
     ("a.txt", b"x", "the suffix is '.txt'; files that can be read end in .parquet, .jsonl"),
     ("a.xlsx", b"x", "the suffix is '.xlsx'"),
