@@ -33,8 +33,6 @@ class Peer:
     """The way it is used, in a sentence."""
     requirement: str = ""
     """Requirement for pip; empty for code of this environment."""
-    beside: str = ""
-    """A further requirement, which limits what the first brings in."""
     variants: Mapping[str, Settings] = field(default_factory=lambda: {"": {}})
     """Compared settings, by the names of their rows."""
     threads: bool = False
@@ -45,6 +43,8 @@ class Peer:
     """Quick runs leave it out."""
     served_by: str = "the FastAPI application that all these share, and uvicorn, in one process"
     """The HTTP server, in a phrase."""
+    beside: str = ""
+    """A further requirement, which limits what the first brings in."""
 
     @property
     def distribution(self) -> str:
