@@ -153,7 +153,7 @@ def mapped(ahead: Ahead[T], items: Iterable[T]) -> Generator[Any, None, None]:
 async def async_mapped(ahead: Ahead[T], items: Any) -> AsyncGenerator[Any, None]:
     """Yield the results for `items` in a coroutine."""
     awaits = isinstance(items, AsyncIterable)
-    source = aiter(items) if awaits else iter(items)
+    source: Any = aiter(items) if awaits else iter(items)
     try:
         while ahead.goes_on:
             if ahead.end is None:
