@@ -46,9 +46,10 @@ class BatchedMiddleware:
       calls leave the queue. Code that receives by itself gets `http.disconnect`, as without the
       middleware. Tasks that run after the response are left alone.
     - **Refused calls.** `QueueFull`, `QueueTimeout` and `BatcherClosed` that leave `app` before the
-      response has started become a 503. Its `Retry-After` is the time in which the present queue
-      will have run or a model process is started again, at least a second. So does a 500 that
-      `app` sends while it handles one of them, as Starlette does.
+      response has started, alone or in the exception group of a task group, become a 503. Its
+      `Retry-After` is the time in which the present queue will have run or a model process is
+      started again, at least a second. So does a 500 that `app` sends while it handles one of
+      them, as Starlette does.
 
     Any other exception passes as it is, and so do websockets and lifespans. Cancellation is
     anyio's: a thread is waited for, and clean-up that awaits needs a `CancelScope(shield=True)`.
@@ -74,19 +75,20 @@ class BatchedMiddleware:
                 except (Exception, KeyboardInterrupt, SystemExit) as error:
                     raised = error  # the group would wrap it
                 exchange.watching.cancel()
+        refusal = _find_refusal(raised)
         try:
             if raised is None:
                 if exchange.left and not exchange.started:
                     with contextlib.suppress(OSError):  # the client is gone
                         await _answer(send, _CLIENT_CLOSED_REQUEST)
-            elif not isinstance(raised, _REFUSALS):
+            elif refusal is None:
                 raise raised
             elif not exchange.started:
-                await _refuse(send, raised)
+                await _refuse(send, refusal)
             elif not exchange.refused:
                 raise raised
         finally:
-            del raised  # its traceback holds this frame
+            del raised, refusal  # their tracebacks hold this frame
 
 
 class _Exchange:
@@ -140,8 +142,8 @@ class _Exchange:
     async def send(self, message: _Message) -> None:
         kind = message["type"]
         if kind == "http.response.start" and message["status"] == _SERVER_ERROR:
-            handled = sys.exception()  # which the caller handles
-            if isinstance(handled, _REFUSALS):
+            handled = _find_refusal(sys.exception())  # which the caller handles
+            if handled is not None:
                 self.started = self.ended = self.refused = True
                 await _refuse(self._send, handled)
         if self.refused:
@@ -149,6 +151,13 @@ class _Exchange:
         self.started = self.started or kind == "http.response.start"
         self.ended = self.ended or (kind in _BODIES and not message.get("more_body", False))
         await self._send(message)
+
+
+def _find_refusal(error: BaseException | None) -> BaseException | None:
+    """Return `error` if it is a refusal, the first one if it is a group of refusals, else None."""
+    while isinstance(error, BaseExceptionGroup) and error.split(_REFUSALS)[1] is None:
+        error = error.exceptions[0]
+    return error if isinstance(error, _REFUSALS) else None
 
 
 async def _refuse(send: _Send, error: BaseException) -> None:

@@ -53,6 +53,8 @@ BATCHES: Final = 4
 """Batches of calls that `map` of a client makes ahead, for each batch that may run at once."""
 GREETING_TIME: Final = 5.0
 """Time for a client to greet (s)."""
+LONGEST: Final = 1e6
+"""Longest wait for an event: selectors refuse some longer ones (s)."""
 TICK: Final = 1e-2
 """Interval at which a server that ends looks whether all calls are answered (s)."""
 
@@ -159,7 +161,7 @@ class ModelServer:
                 left = math.inf if self.sessions else self._ends_at - time.perf_counter()
                 if left <= 0:
                     break
-                for key, _ in selector.select(None if left == math.inf else left):
+                for key, _ in selector.select(min(left, LONGEST)):
                     if key.fileobj is self._listener:
                         self._accept()
                     else:

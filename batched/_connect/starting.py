@@ -96,9 +96,10 @@ def _start(place: Place, reference: str, linger: float, lock: int) -> None:
     """
     ours, theirs = os.pipe()
     arguments: list[Any] = [reference, str(place.path), linger, theirs, lock]
-    # programs that import their application from the folder may no longer have it on the path
+    # programs that import their application from the folder may no longer have it on the path;
+    # `linger` may be infinite
     code = (
-        f"sys.path.append({os.getcwd()!r}); "
+        f"sys.path.append({os.getcwd()!r}); from math import inf; "
         f"from {__package__} import server; server.main(*{arguments!r})"
     )
     stdout = sys.__stderr__ if sys.__stderr__ is not None else subprocess.DEVNULL

@@ -101,7 +101,7 @@ class Batch:
     slices: list[Slice]
     size: int  # items in all slices
     reason: FlushReason  # reason why it left
-    started: float  # moment of forming, or if formed ahead, when a worker was free for it (s)
+    started: float  # moment of forming (s)
     longest: int = 0  # the length of the longest item; 0 where lengths do not matter
     # time since arrival, for each request that begins with this batch (s)
     waits: Sequence[float] = ()
@@ -110,7 +110,6 @@ class Batch:
     # for each attempt that ran out of memory, its items and the length of the longest item
     too_big: Sequence[tuple[int, int]] = ()
     fitted: bool = True  # whether one call of the function returned for the whole batch
-    begun: bool = False  # whether the function has been, or is about to be, called
     computed: int = 0  # items in the last call of the function, fewer if some were equal
     attempts: int = 0  # calls of the function, for the batch or parts of it
     cells: int = 0  # places in the collated arrays, padding included

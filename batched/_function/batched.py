@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import operator
 import threading
 import types
 import weakref
@@ -20,7 +19,6 @@ from typing import (
     Literal,
     Never,
     Self,
-    SupportsIndex,
     TypeVar,
     Unpack,
     cast,
@@ -107,6 +105,8 @@ class BatchedCallable(Generic[T, U, P]):
         # inspect recognizes no coroutine function without a name
         self.__name__ = self.__qualname__ = function.name
         functools.update_wrapper(self, function.func, updated=())  # type: ignore[arg-type]  # its subclasses are callable
+        if owner is not None:
+            self.__wrapped__ = types.MethodType(function.func, owner)
         functions[id(self)] = self
 
     @overload
@@ -334,7 +334,7 @@ class BatchedCallable(Generic[T, U, P]):
                 *(MANY_INSTANCES, kind, self._function.name),
             )
 
-    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
+    def __reduce_ex__(self, protocol: Any) -> str | tuple[Any, ...]:
         owner, func = self._owner, self._function.func
         if owner is not None:
             name = self._held_as.rpartition(".")[2] or self.__name__
@@ -342,8 +342,7 @@ class BatchedCallable(Generic[T, U, P]):
                 return getattr, (owner, name)
         elif hasattr(func, "__qualname__") and not isinstance(func, types.MethodType):
             name = importable_name(self, self._held_as) or self.__qualname__
-            old = operator.index(protocol) < DOTTED_NAMES
-            return name if old else self._carriers.reduce(name)
+            return name if protocol < DOTTED_NAMES else self._carriers.reduce(name)
         return self._rebuilt, (dataclasses.replace(self._function), owner)
 
     def __setstate__(self, describe: Callable[[], BatchFunction]) -> None:

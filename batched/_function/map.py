@@ -1,6 +1,6 @@
 """`fn.map`: results in order, computed a bounded number of items ahead of the consumer.
 
-A submitted item waits for the items before it, so `queue_timeout_ms` is not for items of `map`.
+A submitted item waits for the items before it, and may expire meanwhile (`queue_timeout_ms`).
 """
 
 from __future__ import annotations
@@ -150,12 +150,10 @@ def mapped(ahead: Ahead[T], items: Iterable[T]) -> Generator[Any, None, None]:
         ahead.cancel()
 
 
-async def async_mapped(
-    ahead: Ahead[T], items: Iterable[T] | AsyncIterable[T]
-) -> AsyncGenerator[Any, None]:
+async def async_mapped(ahead: Ahead[T], items: Any) -> AsyncGenerator[Any, None]:
     """Yield the results for `items` in a coroutine."""
     awaits = isinstance(items, AsyncIterable)
-    source: Any = aiter(items) if isinstance(items, AsyncIterable) else iter(items)
+    source: Any = aiter(items) if awaits else iter(items)
     try:
         while ahead.goes_on:
             if ahead.end is None:

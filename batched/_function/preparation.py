@@ -170,7 +170,11 @@ class Preparers:
     def _start_turn(self, loop: object) -> None:
         jobs = self._turns.pop(loop)
         for first in range(min(len(jobs), self._threads)):
-            self.start(_prepare, jobs[first :: self._threads])
+            share = jobs[first :: self._threads]
+            try:
+                self.start(_prepare, share)
+            except RuntimeError:  # no more threads
+                _prepare(share)
 
 
 def _prepare(jobs: list[_Job]) -> None:

@@ -65,7 +65,8 @@ class EventLoopRuntime(Runtime):
                 if isinstance(found, Batch):
                     outcomes = await (observer.probe or self.execution).run_async(found, self)
                     self.finish(found, outcomes)
-                    self._alarm = AWAKE  # the worker looks once these callers have run
+                    if parker in self._workers:  # else the queue was reset, and this worker ends
+                        self._alarm = AWAKE  # the worker looks once these callers have run
                     del outcomes  # an error in the outcomes holds this frame
                     # callers that call again at once can join the next batch
                     await parker.park_for(0)

@@ -178,7 +178,7 @@ class Runtime(CallQueue):
             self.notices.add(
                 "item",
                 f"items of a batch of {batch.size} failed; the function was called "
-                f"{batch.attempts} times in all, to find them",
+                f"{batch.attempts} times in all",
             )
 
     def _tell_of_groups(self, batch: Batch, scheduler: Scheduler) -> None:

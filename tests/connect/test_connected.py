@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import gc
+import math
 import os
 import pickle
 import signal
@@ -89,6 +90,14 @@ def test_a_process_ends_with_its_last_client_and_leaves_no_file(folder: Path) ->
     clients.pop().shutdown()
     del clients  # the last one is dropped
     wait_until(lambda: not Path(f"/proc/{pid}").exists() and not list(folder.iterdir()))
+
+
+@pytest.mark.parametrize("linger", [1e7, math.inf])
+def test_a_process_may_wait_for_clients_for_ever(connected: Connect, linger: float) -> None:
+    client = connected("pids", linger_s=linger)
+    pid = client(0)
+    client.shutdown()
+    assert connected("pids")(0) == pid
 
 
 def test_after_the_death_of_the_process_calls_end_and_the_next_call_starts_another(

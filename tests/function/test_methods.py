@@ -166,6 +166,7 @@ def test_other_settings_on_a_method_are_for_that_instance() -> None:
     other = one.scaled.with_options(batch_size=1)
     assert other([1, 2]) == [2, 4]
     assert other.stats.batch_sizes == {1: 2}
+    assert other.__wrapped__([3]) == [6]
     assert one.scaled.stats.calls == 0
     assert two.scaled([1, 2]) == [3, 6]
     assert two.scaled.stats.batch_sizes == {2: 1}

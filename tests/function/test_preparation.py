@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import batched
-from stage import BOUND, Gate, python, wait_until
+from stage import BOUND, Gate, python, refuse_thread, wait_until
 
 anyio = pytest.importorskip("anyio")
 
@@ -167,6 +167,17 @@ def test_calls_of_a_loop_are_prepared_in_their_order_and_in_the_context_of_their
         return list(await asyncio.gather(*map(call, range(40))))
 
     assert in_loop(main) == seen == list(range(40))
+
+
+def test_where_no_thread_can_be_started_items_are_prepared_on_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    @batched.aio.dynamically(prepare=words)
+    async def fn(batch: list[list[str]]) -> list[int]:
+        return [len(words) for words in batch]
+
+    monkeypatch.setattr(threading.Thread, "start", refuse_thread)
+    assert in_loop(fn, "two words") == 2
 
 
 def test_an_error_reaches_its_caller_alone() -> None:

@@ -12,6 +12,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
+from contextlib import closing
 from types import SimpleNamespace
 from typing import Any
 
@@ -286,6 +287,35 @@ def test_cancelling_every_task_of_a_loop_ends_its_calls_and_the_next_one_is_serv
         return await asyncio.wait_for(held([1, 2]), BOUND)
 
     assert asyncio.run(main()) == [2, 4]
+
+
+def test_a_batch_that_outlives_its_calls_keeps_no_later_call_waiting() -> None:
+    gate = asyncio.Event()
+
+    @batched.aio.dynamically
+    async def fn(items: list[str]) -> list[str]:
+        if items == ["lost"]:
+            await gate.wait()
+        return items
+
+    async def begin() -> Future[str]:
+        future = fn.submit("lost")
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert fn.stats.in_flight == 1
+        return future
+
+    async def end_and_call() -> str:
+        gate.set()
+        await asyncio.wait(asyncio.all_tasks() - {asyncio.current_task()}, timeout=BOUND)
+        return await asyncio.wait_for(fn("next"), BOUND)
+
+    with closing(asyncio.new_event_loop()) as loop:
+        lost = loop.run_until_complete(begin())
+        fn.shutdown()  # its loop has stopped, so the call ends
+        assert isinstance(lost.exception(), batched.BatcherClosed)
+        with fn:
+            assert loop.run_until_complete(end_and_call()) == "next"
 
 
 def test_a_function_that_is_cancelled_within_harms_its_own_batch_only() -> None:

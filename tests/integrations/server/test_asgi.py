@@ -96,8 +96,8 @@ class Server:
             await BatchedMiddleware(app)(self.scope, self.receive, self.send)
 
 
-async def answer(send: Send, *, body: bytes = b"") -> None:
-    await send({"type": "http.response.start", "status": 200, "headers": []})
+async def answer(send: Send, *, status: int = 200, body: bytes = b"") -> None:
+    await send({"type": "http.response.start", "status": status, "headers": []})
     await send({"type": "http.response.body", "body": body})
 
 
@@ -144,6 +144,26 @@ async def test_a_refused_call_is_a_503_with_retry_after(error: Exception, senten
         b"retry-after": b"1",
         b"content-length": str(len(body)).encode(),
     }
+
+
+async def test_refused_calls_of_a_task_group_are_a_503() -> None:
+    group = ExceptionGroup("tasks", [batched.QueueFull("q"), batched.QueueFull("r")])
+
+    async def sends_a_500(receive: Receive, send: Send) -> None:
+        try:
+            raise ExceptionGroup("outer", [group])
+        except ExceptionGroup:
+            await answer(send, status=500)
+            raise
+
+    for handler in (raising(group), sends_a_500):
+        server = Server()
+        await server.serve(handler)
+        assert (server.status, len(server.sent)) == (503, 2)
+    mixed = ExceptionGroup("tasks", [batched.QueueFull("q"), ValueError("of the handler")])
+    with pytest.raises(ExceptionGroup) as raised:
+        await Server().serve(raising(mixed))
+    assert raised.value is mixed
 
 
 @pytest.mark.parametrize(("seconds", "header"), [(0.2, b"1"), (1.2, b"2"), (30.0, b"30")])
