@@ -457,6 +457,7 @@ print(json.dumps(fingerprint(step_in(main))))
 SOURCE = """
 import enum, other
 WORDS = {"a", "b", "c"}
+lower = "an attribute has this name, too"
 class Mode(enum.Enum):
     FAST = "fast"
 class Model:
@@ -482,6 +483,7 @@ def test_a_script_is_the_same_as_a_module(load: Load, tmp_path: Path) -> None:
         ("        'Docs.'\n", ""),
         ('WORDS = {"a", "b", "c"}', "WORDS = set('cab')"),
         ("import enum, other", "import enum\nimport json\nimport other\nunused = 1"),
+        ("an attribute", "a method"),
         ("fn = ", "name = 'another name'\nfn = "),
         ("def clean", "def unused(): pass\ndef clean"),
     ],
