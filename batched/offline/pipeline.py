@@ -327,8 +327,8 @@ def _write(work: Run, merge: Merge, kept: Kept, result: Result) -> None:
     """Write the result, unless it is there."""
     store, files = merge.progress, merge.source.files
     merged = {
-        "source": None if files is None else [files.stamps, merge.source.limit],
-        "columns": [columns.names for columns in merge.columns],
+        "source": None if files is None else [files.stamps, merge.source.limit, merge.source.form],
+        "columns": [[columns.names, str(columns.declared)] for columns in merge.columns],
         "keep": merge.keep,
         "failed": merge.keep_failed,
     }

@@ -547,6 +547,18 @@ def test_a_result_that_is_whole_is_not_written_again(tmp_path: Path) -> None:
     assert read(dest)[4] == {"id": 4, "text": "text 4", "title": "t", "length": 6}
 
 
+def test_a_result_is_written_again_with_other_types_or_another_reading_of_the_source(
+    tmp_path: Path,
+) -> None:
+    source, dest = tmp_path / "in.csv", tmp_path / "out.parquet"
+    source.write_text("id,text,name\n0,text 0,größe\n", encoding="cp1252")
+    for encoding, name in (("cp437", "gr÷▀e"), ("cp1252", "größe")):
+        run(Lengths(), offline.csv(source, encoding=encoding), dest)
+        assert read(dest) == [{"id": "0", "text": "text 0", "name": name, "length": 6}]
+    run(Lengths(), offline.csv(source, encoding="cp1252"), dest, output={"length": pa.int16()})
+    assert pq.read_schema(dest).field("length").type == pa.int16()
+
+
 def test_a_result_is_written_anew_if_the_run_before_died_with_all_rows_committed(
     tmp_path: Path,
 ) -> None:
