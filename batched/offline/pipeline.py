@@ -18,6 +18,7 @@ from .checks import check_amount
 from .engines.cluster import Ray
 from .engines.row_threads import ROW_THREADS
 from .identity.code import difference, fingerprint
+from .progress.commit import Letter
 from .progress.store import Progress
 from .report import Report, Snapshot, State
 from .results.export import progress_path
@@ -340,5 +341,10 @@ def _write(work: Run, merge: Merge, kept: Kept, result: Result) -> None:
         # one of these is there if the run ends now; nothing tells of which source
         store.put_all({"merged": None, "results": stamps})
 
-    stamps = merge.write(result, kept.kinds, work.note_letters, note)
+    def note_letters(letters: Sequence[Letter]) -> None:
+        store.add_letters("output", letters)
+        work.note_letters(letters)
+
+    store.clear_letters("output")
+    stamps = merge.write(result, kept.kinds, note_letters, note)
     store.put_all({"results": stamps, "merged": merged})

@@ -75,8 +75,6 @@ class Merge:
         `kept` has the columns of the source in order, with their kinds unless they are Arrow's.
         `note_letters` gets the rows left out by rule 3; an error of it ends the merge.
         """
-        progress = self.progress
-        progress.clear_letters("output")
         schema = self.source.schema
         names = [*filter(self._is_kept, kept if schema is None else schema.names)]
         self._kinds = dict.fromkeys([*names, *self._last_steps, *[ERROR] * self.keep_failed])
@@ -103,7 +101,6 @@ class Merge:
                 good += ok
                 if letters:
                     dead = letters
-                    progress.add_letters("output", letters)
                     note_letters(letters)
                 rows.write(pa.table(piece, columns) if result.is_typed else piece)
             rows.close()

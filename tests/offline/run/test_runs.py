@@ -794,6 +794,20 @@ def test_a_result_with_no_row_that_it_can_hold_does_not_appear(tmp_path: Path) -
     assert lines.exists()
 
 
+def test_rows_that_a_result_cannot_hold_stay_dead_letters_until_it_is_written_again(
+    tmp_path: Path,
+) -> None:
+    def odd(texts: list[str]) -> list[Any]:
+        return ["odd" if text == "text 3" else len(text) for text in texts]
+
+    dest = tmp_path / "out.parquet"
+    report = run(odd, rows_of(9), dest)
+    offline.export(dest, tmp_path / "export.jsonl")
+    assert [letter["key"] for letter in report.dead_letters()] == [3]
+    lines = run(odd, rows_of(9), tmp_path / "out.jsonl", progress=report.progress)
+    assert not [*lines.dead_letters()]
+
+
 def test_no_model_is_built_where_nothing_is_to_be_computed(tmp_path: Path) -> None:
     class Model(Lengths):
         def __init__(self) -> None:
