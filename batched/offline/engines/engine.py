@@ -295,7 +295,7 @@ class Engine:
         for worker in self._workers if self.running else ():
             worker.kill()
         self._batcher.runtime.abort("its run has ended")
-        for worker in self._workers:
+        for worker in dict.fromkeys(self._workers):
             worker.close()
 
 

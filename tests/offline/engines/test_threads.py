@@ -483,6 +483,27 @@ def test_closing_cancels_a_coroutine_that_goes_on_forever() -> None:
     assert outcomes.empty()
 
 
+def test_a_loop_that_hangs_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    joined: list[str] = []
+
+    async def hanging(items: list[int]) -> list[int]:
+        begun.set()
+        go_on.wait(SOON)
+        return items
+
+    def join(thread: threading.Thread, timeout: float | None = None) -> None:
+        joined.append(thread.name)
+
+    with running(hanging, workers=3, batch_size=1) as (submitter, _):
+        submitter.submit([1, 2, 3])
+        assert begun.wait(SOON)
+        monkeypatch.setattr(threading.Thread, "join", join)
+    monkeypatch.undo()
+    go_on.set()
+    assert len(joined) == 1
+
+
 def test_a_cancellation_that_the_function_raises_itself_is_an_error_of_the_batch() -> None:
     async def cancelling(items: list[int]) -> list[int]:
         raise asyncio.CancelledError
