@@ -184,6 +184,8 @@ class Engine:
             if self.takes_features and len(items) > 1:
                 raise ValueError("features of several rows are several calls")
             self._batcher.outcomes(items, ended, args, owner=owner)
+        except (KeyboardInterrupt, SystemExit):  # of a signal handler
+            raise
         except BaseException as error:
             if len(items) == 1:
                 ended([0], [Unfit("preprocess", error)])

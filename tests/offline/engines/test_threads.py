@@ -447,6 +447,16 @@ def test_nothing_begins_after_stop_and_a_narrowing_is_not_reported(kind: Any) ->
     assert outcomes.empty(), "neither a batch that was interrupted nor one that had not begun"
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_a_signal_handler_that_raises_while_rows_are_submitted_ends_the_run(error: Any) -> None:
+    def length(item: int) -> int:
+        raise error  # as a handler between two instructions
+
+    with running(double, length=length) as (submitter, outcomes), pytest.raises(error):
+        submitter.submit([1, 2])
+    assert outcomes.empty()
+
+
 def test_a_thread_that_hangs_is_left() -> None:
     begun, go_on = threading.Event(), threading.Event()
 
