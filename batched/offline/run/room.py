@@ -33,6 +33,8 @@ TOGETHER: Final = 16
 """Most rows in one task of a row thread."""
 CHUNK: Final = 2048
 """Most rows that the engine gets at once."""
+TYPES: Final = 32
+"""Types of one column that are counted: dicts that are keyed by data each have another."""
 FILTERED: Final[Any] = object()
 """Result of a row for which the step's `where` is false."""
 
@@ -263,7 +265,9 @@ class Room:
         for counts, kinds in zip(self._types.values(), values.kinds, strict=True):
             for kind, rows in kinds.items():
                 if kind != "null":
-                    counts[describe_kind(kind)] += rows
+                    name = describe_kind(kind)
+                    known = name in counts or len(counts) < TYPES
+                    counts[name if known else "others"] += rows
 
     def counts(self) -> StepCounts:
         """Return the counts of now."""

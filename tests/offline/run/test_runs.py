@@ -767,6 +767,13 @@ def test_a_null_is_a_result_of_no_type(tmp_path: Path) -> None:
     assert read(dest)[1] == {**rows[1], "length": None}
 
 
+def test_few_types_are_counted_however_many_there_are(tmp_path: Path) -> None:
+    report = run(lambda texts: [{text: 1} for text in texts], rows_of(99), tmp_path / "out.jsonl")
+    types = report.steps[0].types["length"]
+    assert len(types) < 50
+    assert sum(types.values()) == 99
+
+
 def test_a_run_without_any_result_is_stopped_and_replaces_none(tmp_path: Path) -> None:
     rows, dest = rows_of(5), tmp_path / "out.parquet"
     run(Lengths(), rows, dest)
