@@ -145,8 +145,8 @@ class Progress(Database):
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is committed."""
-        return not self._query("select 1 from rows limit 1")
+        """Whether no row has a result. Rows that have failed are computed again."""
+        return not self._query("select 1 from rows where status != 'failed' limit 1")
 
     def drop_steps(self, step: int, notes: Mapping[str, Any]) -> None:
         """Drop the rows and values of `step` and of all later steps, and store notes."""

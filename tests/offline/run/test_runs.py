@@ -297,6 +297,14 @@ def test_after_a_function_is_fixed_its_good_results_may_stay(tmp_path: Path) -> 
         run(mended, rows, dest, version=2, output="size", on_mismatch="keep")
 
 
+def test_after_all_rows_have_failed_the_function_may_be_fixed(tmp_path: Path) -> None:
+    rows, dest = rows_of(5), tmp_path / "out.parquet"
+    with pytest.raises(RunStopped, match="none of the 5 rows has a result"):
+        run(Lengths(bad=[row["text"] for row in rows]), rows, dest)
+    report = run(Lengths(), rows, dest, version=2)
+    assert (report.ok, [*report.dead_letters()]) == (5, [])
+
+
 def test_a_wrong_source_or_column_costs_no_result(tmp_path: Path) -> None:
     rows, dest = rows_of(20), tmp_path / "out.parquet"
     with pytest.raises(SourceError, match="did you mean 'text'"):
