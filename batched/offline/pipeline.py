@@ -173,7 +173,7 @@ class Pipeline:
             )
             salt = store.get("salt") or token_hex(16)
             prints = [fingerprint(step, salt) for step in self.steps]
-            first, old = _first_to_compute(store, prints, on_mismatch, key)
+            first, old = _first_to_compute(store, prints, on_mismatch, key, asked)
             first = min(asked, first)
             names = [keep] if isinstance(keep, str) else None if keep is None else list(keep)
             plan = Plan(steps, key)
@@ -240,11 +240,16 @@ def _check_outputs(steps: Sequence[Step], source: Source) -> None:
 
 
 def _first_to_compute(
-    store: Progress, now: Sequence[dict[str, Any]], on_mismatch: OnMismatch, key: str | None
+    store: Progress,
+    now: Sequence[dict[str, Any]],
+    on_mismatch: OnMismatch,
+    key: str | None,
+    asked: int,
 ) -> tuple[int, int]:
     """Return the first step of which no committed result counts, and the first with old results.
 
-    `now` are the fingerprints of the steps. Results are old that `on_mismatch="keep"` has kept.
+    `now` are the fingerprints of the steps; the user has `asked` for a step to be computed anew.
+    Results are old that `on_mismatch="keep"` has kept.
 
     Raises:
         RunMismatch: the results are of other steps, and `on_mismatch` says neither to compute
@@ -265,7 +270,7 @@ def _first_to_compute(
         ways += "'keep' keeps them where only the code or its parameters differ, "
     if on_mismatch == "recompute":
         return min(first, old), old
-    if why is not None:
+    if why is not None and not first >= asked < len(now):
         raise RunMismatch(
             f"the progress file holds results of other steps: {why}; {ways}another dest leaves "
             "them alone"

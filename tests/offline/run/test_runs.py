@@ -180,12 +180,20 @@ def test_too_many_failed_rows_end_the_run(tmp_path: Path) -> None:
 
 
 def chain(
-    tmp_path: Path, first: Callable[..., Any], second: Callable[..., Any], **settings: Any
+    tmp_path: Path,
+    first: Callable[..., Any],
+    second: Callable[..., Any],
+    versions: tuple[int, int] = (1, 1),
+    **settings: Any,
 ) -> offline.Report:
     pipeline = offline.Pipeline(
-        offline.Step(first, input="text", output="upper", name="first", version=1),
+        offline.Step(first, input="text", output="upper", name="first", version=versions[0]),
         offline.Step(
-            second, input=["upper", "id"], output=["both", "size"], name="second", version=1
+            second,
+            input=["upper", "id"],
+            output=["both", "size"],
+            name="second",
+            version=versions[1],
         ),
     )
     known: dict[str, Any] = {"key": "id", "watch": False, **settings}
@@ -263,6 +271,17 @@ def test_a_run_goes_on_anew_from_a_step(tmp_path: Path, step: int | str) -> None
         chain(tmp_path, first, second, resume_from_last=True, resume_step=1)
     with pytest.raises(ValueError, match="'first', 'second'"):
         chain(tmp_path, first, second, resume_step="third")
+
+
+def test_a_step_that_is_computed_anew_may_have_other_code(tmp_path: Path) -> None:
+    chain(tmp_path, Upper(), Both())
+    with pytest.raises(RunMismatch, match="step 'first': its version was '1' and is '2'"):
+        chain(tmp_path, Upper(), Both(), (2, 2), resume_step="second")
+    first, second = Upper(), Both()
+    chain(tmp_path, first, second, (1, 2), resume_step="second")
+    assert (first.given, len(second.given)) == ([], 300)
+    chain(tmp_path, first, second, (2, 3), resume_from_last=False)
+    assert (len(first.given), len(second.given)) == (300, 600)
 
 
 def test_results_of_other_code_are_not_mixed(tmp_path: Path) -> None:
