@@ -94,7 +94,11 @@ class Room:
     @property
     def busy(self) -> bool:
         """Whether a row runs, is prepared or finished, or waits for a commit."""
-        return self.out > self.engine.waiting or bool(self.done or self.failures.dead)
+        engine = self.engine
+        out = self.out - engine.waiting
+        if engine.options.dedupe:  # equal items wait as one
+            out = self._preparing + engine.running
+        return out > 0 or bool(self.done or self.failures.dead)
 
     def feed(self, now: float, *, more: bool, stuck: bool) -> float:
         """Hand rows to the engine, or try one. Return when this is due again without an event (s).

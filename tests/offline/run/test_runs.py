@@ -399,6 +399,14 @@ def test_a_decorated_function_keeps_its_settings_and_its_observer(tmp_path: Path
     assert sorted(record.size for record in seen) == [5] + [10] * 9
 
 
+def test_few_values_in_many_rows_are_computed_once_for_each_batch(tmp_path: Path) -> None:
+    fn = Lengths()
+    rows, dest = [{"id": n, "text": "x" * (n % 5)} for n in range(5000)], tmp_path / "out.parquet"
+    run(batched.dynamically(batch_size=32, dedupe=True)(fn.__call__), rows, dest)
+    assert read(dest) == expected(rows)
+    assert len(fn.given) < 100
+
+
 def test_features_are_padded_and_results_cut_as_online(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [{"id": n, "ids": list(range(1, 2 + n % 7))} for n in range(100)]
 
