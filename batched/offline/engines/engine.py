@@ -196,8 +196,9 @@ class Engine:
     def hold(self, *, holds: bool) -> None:
         """Hold batches that are not full, or let them leave."""
         if holds != self._holds:
-            self._holds = holds
-            self._adjust()
+            with self._lock:  # or a worker that changes the batch size would hold them again
+                self._holds = holds
+                self._adjust()
 
     def _adjust(self) -> None:
         self._batcher.runtime.adjust(draining=not self._holds, batch_size=self.batch_size)
