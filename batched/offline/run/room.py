@@ -52,7 +52,6 @@ class Room:
         self.engine = engine
         self.step = step = engine.step
         self.columns = Columns(step.outputs, step.declared)
-        self.failures = Failures(step.name, step.call_retry, step.outage_s)
         self._post = post
         self._prepares = row_threads if step.preprocess is not None else None
         has_code = step.postprocess is not None or step.where is not None
@@ -65,6 +64,8 @@ class Room:
         (*_, column) = step.inputs
         self._column = None if len(step.inputs) > 1 or engine.takes_features else column
         size, slots = engine.options.policy.batch_size, engine.slots
+        once = size == step.retry.attempts == 1
+        self.failures = Failures(step.name, step.call_retry, step.outage_s, once=once)
         varies = engine.options.item_length is not None or engine.takes_features
         batches = max(AHEAD_BY_LENGTH if varies else AHEAD, 2 * slots + 1)
         self.limit = batches * size

@@ -168,6 +168,21 @@ def test_a_service_that_fails_for_a_while_costs_no_row(tmp_path: Path) -> None:
     assert read(dest) == expected(rows)
 
 
+def test_a_row_alone_is_called_once_where_no_retry_is_wanted(tmp_path: Path) -> None:
+    calls: list[str] = []
+
+    def ask(texts: list[str]) -> list[int]:
+        calls.extend(texts)
+        if texts == ["text 3"]:
+            raise ConnectionError("down")
+        return [len(text) for text in texts]
+
+    once = offline.Retry(attempts=1)
+    report = run(ask, rows_of(5), tmp_path / "out.parquet", batch_size=1, retry=once)
+    assert [letter["key"] for letter in report.dead_letters()] == [3]
+    assert calls.count("text 3") == 1
+
+
 def test_too_many_failed_rows_end_the_run(tmp_path: Path) -> None:
     rows, dest = rows_of(1000), tmp_path / "out.parquet"
     bad = [f"text {number}" for number in range(0, 1000, 20)]
