@@ -464,6 +464,9 @@ class Model:
     def __init__(self, words): self.words = words
     def __call__(self, items):
         'Docs.'
+        class Inner:
+            "Inner docs."
+            def __init__(self): self.one, self.two, self.three = 1, 2, 3
         return [clean(x) for x in items if x in self.words], Mode.FAST, other.CACHE
 def clean(text): return text.lower()
 fn = Model(WORDS)
@@ -480,6 +483,8 @@ def test_a_script_is_the_same_as_a_module(load: Load, tmp_path: Path) -> None:
     [
         ("if x in self.words", "if x in (\n  self.words)  # known\n "),
         ("'Docs.'", "'Other docs.'"),
+        ('"Inner docs."', '"Other docs."'),
+        ("import enum", "# a line\n\nimport enum"),
         ("        'Docs.'\n", ""),
         ('WORDS = {"a", "b", "c"}', "WORDS = set('cab')"),
         ("import enum, other", "import enum\nimport json\nimport other\nunused = 1"),
