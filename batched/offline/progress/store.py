@@ -179,6 +179,11 @@ class Progress(Database):
         """Size of all chunks before compression (bytes)."""
         return int(self._query("select coalesce(sum(bytes), 0) from chunks")[0][0])
 
+    @property
+    def largest_chunk(self) -> int:
+        """Size of the largest chunk before compression (bytes)."""
+        return int(self._query("select coalesce(max(bytes), 0) from chunks")[0][0])
+
     def kinds(self, step: int) -> list[list[Kind] | None]:
         """Return the kinds of the columns in the chunks of a step.
 

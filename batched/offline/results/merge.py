@@ -42,7 +42,9 @@ WINDOW_ROWS: Final = 8192
 WINDOW_BYTES: Final = 32 << 20
 """Bytes of results that a window has on average, at most."""
 CACHED: Final = 32
-"""Chunks that are kept in memory for later rows."""
+"""Chunks that are kept in memory for later rows, at most."""
+CACHED_BYTES = 64 << 20
+"""Bytes of these chunks, at most; lists of floats take four times as many as objects."""
 ERROR: Final = "_error"
 """Column of the reasons why rows failed."""
 
@@ -121,7 +123,8 @@ class Merge:
 
     @cached_property
     def _chunk(self) -> Callable[[int], Sequence[Any]]:
-        return lru_cache(CACHED)(self.progress.chunk)
+        most = max(1, min(CACHED, CACHED_BYTES // (self.progress.largest_chunk + 1)))
+        return lru_cache(most)(self.progress.chunk)
 
     @cached_property
     def _last_steps(self) -> dict[str, int]:

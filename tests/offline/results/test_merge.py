@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -220,6 +221,26 @@ def test_results_of_any_size_are_written_piece_by_piece(
 
 
 @pytest.mark.parametrize("size", [1, 3, 7])
+def test_few_large_chunks_are_in_memory_at_once(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = list(range(40))
+    case.commit(keys, [np.full(1000, n, np.float64) for n in keys], batch=2)
+    read, found, most = case.progress.chunk, list[Any](), 0
+
+    def chunk(number: int) -> list[Any]:
+        nonlocal most
+        columns = read(number)
+        found.append(weakref.ref(columns[0]))
+        most = max(most, sum(each() is not None for each in found))
+        return columns
+
+    monkeypatch.setattr(case.progress, "chunk", chunk)
+    monkeypatch.setattr(_merge, "CACHED_BYTES", 70_000)
+    assert len(case.merge([{"id": n} for n in keys], "r.parquet")) == 40
+    assert (len(found), most) == (20, 5)
+
+
 def test_in_a_conflict_the_rows_of_the_source_decide_however_they_were_committed(
     case: Case, size: int
 ) -> None:
