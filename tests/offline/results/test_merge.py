@@ -217,10 +217,6 @@ def test_results_of_any_size_are_written_piece_by_piece(
     assert max(written) < 2 << 20
 
 
-# --- the type of a column is decided last ---
-
-
-@pytest.mark.parametrize("size", [1, 3, 7])
 def test_few_large_chunks_are_in_memory_at_once(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -241,6 +237,10 @@ def test_few_large_chunks_are_in_memory_at_once(
     assert (len(found), most) == (20, 5)
 
 
+# --- the type of a column is decided last ---
+
+
+@pytest.mark.parametrize("size", [1, 3, 7])
 def test_in_a_conflict_the_rows_of_the_source_decide_however_they_were_committed(
     case: Case, size: int
 ) -> None:
