@@ -126,6 +126,8 @@ def test_a_value_with_a_declared_type_stays_as_it_is() -> None:
         (pa.list_(pa.float32(), 2), [1.0]),
         (pa.list_(pa.float32(), 2), "ab"),
         (pa.list_(pa.float32(), 4), np.zeros((2, 2))),
+        (pa.float16(), 1e6),
+        (pa.list_(pa.float16(), 2), np.array([1e6, 1.0])),
         (pa.int32(), 1.5),
         (pa.int32(), 2**40),
         (pa.int32(), "1"),
