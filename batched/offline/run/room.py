@@ -12,6 +12,7 @@ import inspect
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from functools import partial
 from time import perf_counter
 from typing import Any, Final
@@ -213,6 +214,8 @@ class Room:
                 arrays = [array[0] for _, array in tree_flatten(output)]
                 output = tree_unflatten(output, iter(arrays))
             if self.step.postprocess is not None:
+                if self.engine.options.dedupe:  # equal rows share it
+                    output = deepcopy(output)
                 output = self.step.postprocess(output)
             keeps = self._where is None or self._where(output, {**row.values})
         except BaseException as error:

@@ -422,6 +422,16 @@ def test_few_values_in_many_rows_are_computed_once_for_each_batch(tmp_path: Path
     assert len(fn.given) < 100
 
 
+def test_equal_rows_do_not_share_what_postprocess_changes(tmp_path: Path) -> None:
+    @batched.dynamically(dedupe=True)
+    def lengths(texts: list[str]) -> list[dict[str, int]]:
+        return [{"length": len(text)} for text in texts]
+
+    rows = [{"id": n, "text": "text"} for n in range(5)]
+    run(lengths, rows, tmp_path / "out.parquet", postprocess=lambda result: result.pop("length"))
+    assert read(tmp_path / "out.parquet") == expected(rows)
+
+
 def test_features_are_padded_and_results_cut_as_online(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [{"id": n, "ids": list(range(1, 2 + n % 7))} for n in range(100)]
 
