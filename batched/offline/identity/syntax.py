@@ -20,7 +20,7 @@ __all__ = ["walk"]
 
 _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
 _STORES = ("STORE_SUBSCR", "DELETE_SUBSCR", "STORE_ATTR", "DELETE_ATTR")
-_PLACES = ("__doc__", "__firstlineno__", "__static_attributes__")
+_PLACES = ("__doc__", "__firstlineno__", "__module__", "__static_attributes__")
 """Variables of a class within a function that tell of its text alone."""
 _MUTATORS = re.compile(
     "add|(append|extend|pop)(left)?|clear|discard|insert|popitem|put|remove|reverse|setdefault|sort|"
@@ -40,7 +40,8 @@ def walk(code: CodeType) -> Iterator[tuple[str, Any]]:
     before: list[Any] = []
     found = [*dis.get_instructions(code)]
     for one, after in zip_longest(found, found[1:]):
-        if after and after.opname == "STORE_NAME" and after.argval in _PLACES:
+        stores = [each.argval for each in (one, after) if each and each.opname == "STORE_NAME"]
+        if any(name in _PLACES for name in stores):
             continue
         how = one.opname
         value: Any = one.argval
