@@ -18,6 +18,7 @@ from .checks import check_amount
 from .engines.cluster import Ray
 from .engines.row_threads import ROW_THREADS
 from .identity.code import difference, fingerprint
+from .progress.commit import Letter
 from .progress.store import Progress
 from .report import Report, Snapshot, State
 from .results.export import progress_path
@@ -172,7 +173,7 @@ class Pipeline:
             )
             salt = store.get("salt") or token_hex(16)
             prints = [fingerprint(step, salt) for step in self.steps]
-            first, old = _first_to_compute(store, prints, on_mismatch, key)
+            first, old = _first_to_compute(store, prints, on_mismatch, key, asked)
             first = min(asked, first)
             names = [keep] if isinstance(keep, str) else None if keep is None else list(keep)
             plan = Plan(steps, key)
@@ -239,11 +240,16 @@ def _check_outputs(steps: Sequence[Step], source: Source) -> None:
 
 
 def _first_to_compute(
-    store: Progress, now: Sequence[dict[str, Any]], on_mismatch: OnMismatch, key: str | None
+    store: Progress,
+    now: Sequence[dict[str, Any]],
+    on_mismatch: OnMismatch,
+    key: str | None,
+    asked: int,
 ) -> tuple[int, int]:
     """Return the first step of which no committed result counts, and the first with old results.
 
-    `now` are the fingerprints of the steps. Results are old that `on_mismatch="keep"` has kept.
+    `now` are the fingerprints of the steps; the user has `asked` for a step to be computed anew.
+    Results are old that `on_mismatch="keep"` has kept.
 
     Raises:
         RunMismatch: the results are of other steps, and `on_mismatch` says neither to compute
@@ -264,7 +270,7 @@ def _first_to_compute(
         ways += "'keep' keeps them where only the code or its parameters differ, "
     if on_mismatch == "recompute":
         return min(first, old), old
-    if why is not None:
+    if why is not None and not first >= asked < len(now):
         raise RunMismatch(
             f"the progress file holds results of other steps: {why}; {ways}another dest leaves "
             "them alone"
@@ -327,8 +333,8 @@ def _write(work: Run, merge: Merge, kept: Kept, result: Result) -> None:
     """Write the result, unless it is there."""
     store, files = merge.progress, merge.source.files
     merged = {
-        "source": None if files is None else [files.stamps, merge.source.limit],
-        "columns": [columns.names for columns in merge.columns],
+        "source": None if files is None else [files.stamps, merge.source.limit, merge.source.form],
+        "columns": [[columns.names, str(columns.declared)] for columns in merge.columns],
         "keep": merge.keep,
         "failed": merge.keep_failed,
     }
@@ -340,5 +346,10 @@ def _write(work: Run, merge: Merge, kept: Kept, result: Result) -> None:
         # one of these is there if the run ends now; nothing tells of which source
         store.put_all({"merged": None, "results": stamps})
 
-    stamps = merge.write(result, kept.kinds, work.note_letters, note)
+    def note_letters(letters: Sequence[Letter]) -> None:
+        store.add_letters("output", letters)
+        work.note_letters(letters)
+
+    store.clear_letters("output")
+    stamps = merge.write(result, kept.kinds, note_letters, note)
     store.put_all({"results": stamps, "merged": merged})

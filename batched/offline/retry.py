@@ -20,7 +20,7 @@ class Retry:
     """
 
     attempts: int = 3
-    """Calls in all, the first one included; 1 means no retries."""
+    """Calls in all, the first one included; 1 means no retries, but for the search of a batch."""
     on: tuple[type[BaseException], ...] = ()
     """Further classes of exceptions that count as faults of the service."""
     wait_initial: float = 0.5

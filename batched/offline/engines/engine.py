@@ -184,6 +184,8 @@ class Engine:
             if self.takes_features and len(items) > 1:
                 raise ValueError("features of several rows are several calls")
             self._batcher.outcomes(items, ended, args, owner=owner)
+        except (KeyboardInterrupt, SystemExit):  # of a signal handler
+            raise
         except BaseException as error:
             if len(items) == 1:
                 ended([0], [Unfit("preprocess", error)])
@@ -194,8 +196,9 @@ class Engine:
     def hold(self, *, holds: bool) -> None:
         """Hold batches that are not full, or let them leave."""
         if holds != self._holds:
-            self._holds = holds
-            self._adjust()
+            with self._lock:  # or a worker that changes the batch size would hold them again
+                self._holds = holds
+                self._adjust()
 
     def _adjust(self) -> None:
         self._batcher.runtime.adjust(draining=not self._holds, batch_size=self.batch_size)
@@ -295,7 +298,7 @@ class Engine:
         for worker in self._workers if self.running else ():
             worker.kill()
         self._batcher.runtime.abort("its run has ended")
-        for worker in self._workers:
+        for worker in dict.fromkeys(self._workers):
             worker.close()
 
 

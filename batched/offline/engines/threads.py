@@ -12,7 +12,7 @@ from ..._runtime.timer_thread import daemon_thread
 from .engine import Worker, time_limit_exceeded
 from .function import build
 
-_CANCEL_S: Final = 10.0
+_CANCEL_S: Final = 1.0
 """Longest wait for coroutines that were cancelled (s)."""
 
 
@@ -54,14 +54,12 @@ class LoopWorker(Worker):
         """Return the output of the function."""
         return self._wait(self._func, *args, **kwargs)
 
-    def kill(self) -> None:
+    def close(self) -> None:
         """Cancel what runs, and end the loop."""
         if self._loop is not None:
             with suppress(RuntimeError):  # it is closed, or this is its thread
                 self._loop.call_soon_threadsafe(self._loop.stop)
                 self._thread.join(_CANCEL_S)
-
-    close = kill
 
     def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
         with asyncio.Runner(loop_factory=lambda: loop):  # which cancels what is left in the end

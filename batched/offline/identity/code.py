@@ -48,7 +48,9 @@ _BUILDERS = ("__init__", "__post_init__", "__new__", "__setstate__")
 """Methods that make an instance; other methods change it."""
 _INNER = ("fget", "fset", "func", "__func__", "__wrapped__")
 """Attributes by which a decorated method has its function."""
-_NAMES = ("_GLOBAL", "_NAME", "_ATTR", "_METHOD", "_FROM")
+_VARIABLES = ("_GLOBAL", "_NAME")
+"""Ends of operations that look up a variable of the module."""
+_NAMES = (*_VARIABLES, "_ATTR", "_METHOD", "_FROM")
 """Ends of operations that look up a name which is no local variable."""
 
 
@@ -195,7 +197,8 @@ class _Reader:
             self.add(f"the variable {each} of {func.__qualname__}()", value, (id(func), each))
         names = {each for how, each in uses if how.endswith(_NAMES)}
         self._names |= names
-        self._scope(scope, names - found.keys())
+        variables = {each for how, each in uses if how.endswith(_VARIABLES)}
+        self._scope(scope, variables - found.keys(), names)
         if owner is not None:
             found.update(dict.fromkeys(code.co_varnames[:1], owner))
             method = func.__name__
@@ -204,7 +207,7 @@ class _Reader:
             if how == "IMPORT_NAME" and (each[0] == "." or self._counts(each)):
                 try:
                     module = importlib.import_module(each, scope.get("__package__"))
-                    self._scope(vars(module), names)
+                    self._scope(vars(module), names, names)
                 except Exception:
                     self.unread.add(f"the module {each}")
             elif how.endswith(("E_GLOBAL", "E_DEREF")):  # STORE or DELETE
@@ -217,15 +220,15 @@ class _Reader:
             if method not in _BUILDERS:
                 self._changes += [(method, place) for place in places]
 
-    def _scope(self, variables: Mapping[str, Any], names: Set[str]) -> None:
-        """Describe the variables of a module that have these names."""
-        for name in sorted(names & variables.keys()):
-            value = variables[name]
+    def _scope(self, scope: Mapping[str, Any], variables: Set[str], names: Set[str]) -> None:
+        """Describe these variables of a module; of modules among them, those with `names`."""
+        for name in sorted(variables & scope.keys()):
+            value = scope[name]
             if not ismodule(value):
-                self.add(f"the global {name}", value, (id(variables), name))
+                self.add(f"the global {name}", value, (id(scope), name))
             elif self._counts(value.__name__) and (value, *names) not in self._found:
                 self._found[value, *names] = None
-                self._scope(vars(value), names)
+                self._scope(vars(value), names, names)
 
     def _class(self, cls: type) -> Iterator[str]:
         yield cls.__qualname__

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dis
 import re
 from collections.abc import Iterator
+from itertools import zip_longest
 from types import CodeType
 from typing import Any
 
@@ -19,6 +20,8 @@ __all__ = ["walk"]
 
 _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
 _STORES = ("STORE_SUBSCR", "DELETE_SUBSCR", "STORE_ATTR", "DELETE_ATTR")
+_PLACES = ("__doc__", "__firstlineno__", "__module__", "__static_attributes__")
+"""Variables of a class within a function that tell of its text alone."""
 _MUTATORS = re.compile(
     "add|(append|extend|pop)(left)?|clear|discard|insert|popitem|put|remove|reverse|setdefault|sort|"
     "update|write"
@@ -35,7 +38,11 @@ def walk(code: CodeType) -> Iterator[tuple[str, Any]]:
     chains: dict[Any, list[Any]] = {}  # variable and attributes, by their position
     pair: list[str] = []  # variables that one operation has loaded
     before: list[Any] = []
-    for one in dis.get_instructions(code):
+    found = [*dis.get_instructions(code)]
+    for one, after in zip_longest(found, found[1:]):
+        stores = [each.argval for each in (one, after) if each and each.opname == "STORE_NAME"]
+        if any(name in _PLACES for name in stores):
+            continue
         how = one.opname
         value: Any = one.argval
         chain = chains.setdefault(one.positions and one.positions[::2], pair[-1:])

@@ -145,8 +145,8 @@ class Progress(Database):
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is committed."""
-        return not self._query("select 1 from rows limit 1")
+        """Whether no row has a result. Rows that have failed are computed again."""
+        return not self._query("select 1 from rows where status != 'failed' limit 1")
 
     def drop_steps(self, step: int, notes: Mapping[str, Any]) -> None:
         """Drop the rows and values of `step` and of all later steps, and store notes."""
@@ -178,6 +178,11 @@ class Progress(Database):
     def nbytes(self) -> int:
         """Size of all chunks before compression (bytes)."""
         return int(self._query("select coalesce(sum(bytes), 0) from chunks")[0][0])
+
+    @property
+    def largest_chunk(self) -> int:
+        """Size of the largest chunk before compression (bytes)."""
+        return int(self._query("select coalesce(max(bytes), 0) from chunks")[0][0])
 
     def kinds(self, step: int) -> list[list[Kind] | None]:
         """Return the kinds of the columns in the chunks of a step.

@@ -42,7 +42,9 @@ WINDOW_ROWS: Final = 8192
 WINDOW_BYTES: Final = 32 << 20
 """Bytes of results that a window has on average, at most."""
 CACHED: Final = 32
-"""Chunks that are kept in memory for later rows."""
+"""Chunks that are kept in memory for later rows, at most."""
+CACHED_BYTES = 64 << 20
+"""Bytes of these chunks, at most; lists of floats take four times as many as objects."""
 ERROR: Final = "_error"
 """Column of the reasons why rows failed."""
 
@@ -75,8 +77,6 @@ class Merge:
         `kept` has the columns of the source in order, with their kinds unless they are Arrow's.
         `note_letters` gets the rows left out by rule 3; an error of it ends the merge.
         """
-        progress = self.progress
-        progress.clear_letters("output")
         schema = self.source.schema
         names = [*filter(self._is_kept, kept if schema is None else schema.names)]
         self._kinds = dict.fromkeys([*names, *self._last_steps, *[ERROR] * self.keep_failed])
@@ -103,7 +103,6 @@ class Merge:
                 good += ok
                 if letters:
                     dead = letters
-                    progress.add_letters("output", letters)
                     note_letters(letters)
                 rows.write(pa.table(piece, columns) if result.is_typed else piece)
             rows.close()
@@ -124,7 +123,8 @@ class Merge:
 
     @cached_property
     def _chunk(self) -> Callable[[int], Sequence[Any]]:
-        return lru_cache(CACHED)(self.progress.chunk)
+        most = max(1, min(CACHED, CACHED_BYTES // (self.progress.largest_chunk + 1)))
+        return lru_cache(most)(self.progress.chunk)
 
     @cached_property
     def _last_steps(self) -> dict[str, int]:

@@ -81,10 +81,11 @@ def text_of(error: BaseException | str) -> tuple[str, str]:
 class Failures:
     """Judge of the failures of one step."""
 
-    def __init__(self, name: str, retry: Retry, outage_s: float) -> None:
+    def __init__(self, name: str, retry: Retry, outage_s: float, *, once: bool = False) -> None:
         self._name = name
         self._retry = retry
         self._outage_s = outage_s
+        self._once = once  # whether each row is a batch, and is called once
         self.probe: Row | None = None  # a row that has worked, in this run or an earlier one
         self.doubt = False
         self.trial: Row | None = None  # row that is being tried
@@ -150,7 +151,7 @@ class Failures:
         row.faults += row.failed_at > now or self._last_success > row.failed_at
         row.failed_at = now
         most = self._retry.attempts
-        if row.searched and row.faults >= most:
+        if self._once or (row.searched and row.faults >= most):
             self.held.append((row, error))
             return
         row.searched = row.searched or row.faults >= most - 1

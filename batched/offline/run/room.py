@@ -12,6 +12,7 @@ import inspect
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from functools import partial
 from time import perf_counter
 from typing import Any, Final
@@ -33,6 +34,8 @@ TOGETHER: Final = 16
 """Most rows in one task of a row thread."""
 CHUNK: Final = 2048
 """Most rows that the engine gets at once."""
+TYPES: Final = 32
+"""Types of one column that are counted: dicts that are keyed by data each have another."""
 FILTERED: Final[Any] = object()
 """Result of a row for which the step's `where` is false."""
 
@@ -50,7 +53,6 @@ class Room:
         self.engine = engine
         self.step = step = engine.step
         self.columns = Columns(step.outputs, step.declared)
-        self.failures = Failures(step.name, step.call_retry, step.outage_s)
         self._post = post
         self._prepares = row_threads if step.preprocess is not None else None
         has_code = step.postprocess is not None or step.where is not None
@@ -63,6 +65,8 @@ class Room:
         (*_, column) = step.inputs
         self._column = None if len(step.inputs) > 1 or engine.takes_features else column
         size, slots = engine.options.policy.batch_size, engine.slots
+        once = size == step.retry.attempts == 1
+        self.failures = Failures(step.name, step.call_retry, step.outage_s, once=once)
         varies = engine.options.item_length is not None or engine.takes_features
         batches = max(AHEAD_BY_LENGTH if varies else AHEAD, 2 * slots + 1)
         self.limit = batches * size
@@ -92,7 +96,11 @@ class Room:
     @property
     def busy(self) -> bool:
         """Whether a row runs, is prepared or finished, or waits for a commit."""
-        return self.out > self.engine.waiting or bool(self.done or self.failures.dead)
+        engine = self.engine
+        out = self.out - engine.waiting
+        if engine.options.dedupe:  # equal items wait as one
+            out = self._preparing + engine.running
+        return out > 0 or bool(self.done or self.failures.dead)
 
     def feed(self, now: float, *, more: bool, stuck: bool) -> float:
         """Hand rows to the engine, or try one. Return when this is due again without an event (s).
@@ -206,6 +214,8 @@ class Room:
                 arrays = [array[0] for _, array in tree_flatten(output)]
                 output = tree_unflatten(output, iter(arrays))
             if self.step.postprocess is not None:
+                if self.engine.options.dedupe:  # equal rows share it
+                    output = deepcopy(output)
                 output = self.step.postprocess(output)
             keeps = self._where is None or self._where(output, {**row.values})
         except BaseException as error:
@@ -263,7 +273,9 @@ class Room:
         for counts, kinds in zip(self._types.values(), values.kinds, strict=True):
             for kind, rows in kinds.items():
                 if kind != "null":
-                    counts[describe_kind(kind)] += rows
+                    name = describe_kind(kind)
+                    known = name in counts or len(counts) < TYPES
+                    counts[name if known else "others"] += rows
 
     def counts(self) -> StepCounts:
         """Return the counts of now."""

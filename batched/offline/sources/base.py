@@ -107,6 +107,8 @@ class Source:
     """Arrow's schema of all columns; None if rows are Python's."""
     estimate: int | None = None
     """Number of rows, estimated when the source was opened; None without an estimate."""
+    form: str = ""
+    """Settings by which files are read."""
     _windows: Callable[[Sequence[str] | None, int, Sequence[str]], Iterator[Window]]
 
     def __init__(

@@ -102,4 +102,6 @@ def _open_exploded(given: Exploded, source: Source) -> Source:
                         key = json.dumps([keys[at], place], ensure_ascii=False, default=str)
                         yield {**row, given.column: part, "place": place, "key": key}, None
 
-    return RowSource(source.name, read, files=source.files, end=source.close)
+    opened = RowSource(source.name, read, files=source.files, end=source.close)
+    opened.form = f"{given.column} {given.key} {source.form}"
+    return opened

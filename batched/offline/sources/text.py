@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from csv import QUOTE_MINIMAL, QUOTE_NONE, field_size_limit, reader
 from csv import Error as CsvError
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, repeat
 from os import PathLike
@@ -53,7 +53,7 @@ _LONG_NUMBER: Final = b"0" * 19
 class Text:
     """Text files, and how they are written."""
 
-    paths: Paths
+    paths: Paths = field(repr=False)
     format: str
     """One of `files.TEXTS`."""
     encoding: str = "utf-8"
@@ -98,7 +98,7 @@ class TextSource(RowSource):
     def __init__(self, files: Files, form: Text) -> None:
         """Take files of text, and how they are written."""
         super().__init__(files.name, self._read_all, files=files)
-        self._form = form
+        self.form, self._form = repr(form), form
         self._delimiter = form.delimiter or ("\t" if form.format == "tsv" else ",")
         if form.format != "json":
             field_size_limit(max(field_size_limit(), _LARGEST_FIELD))

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
+from math import isinf
 from operator import itemgetter
 from typing import Any, Final
 
@@ -122,11 +123,13 @@ def _equal(value: Any, declared: Any) -> bool:
     if isinstance(declared, dict):
         return all(_equal(value.get(name), declared.get(name)) for name in value | declared)
     if isinstance(declared, np.ndarray):
-        is_float = declared.dtype.kind == "f"
-        return np.shape(value) == declared.shape and (is_float or np.array_equal(value, declared))
+        alike = np.isinf if declared.dtype.kind == "f" else np.asarray
+        return np.array_equal(alike(value), alike(declared))
     if isinstance(declared, list):
         return all(map(_equal, value, declared))
-    return isinstance(declared, float) or bool(value == declared)
+    if isinstance(declared, float):
+        return isinf(value) == isinf(declared)
+    return bool(value == declared)
 
 
 def _reason(error: Exception) -> str:

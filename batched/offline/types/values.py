@@ -354,6 +354,9 @@ def show(value: Any) -> str:
 
 def to_array(values: Any, data_type: Any) -> Any:
     """Return canonical values as an Arrow array of `data_type`, or raise an error of pyarrow."""
+    if isinstance(data_type, pa.FixedShapeTensorType):
+        flat = [None if value is None else np.ravel(value) for value in values]
+        return pa.ExtensionArray.from_storage(data_type, to_array(flat, data_type.storage_type))
     if types.is_fixed_size_list(data_type):
         shapes = {getattr(value, "shape", None) for value in values}
         if shapes == {(data_type.list_size,)}:

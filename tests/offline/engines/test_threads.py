@@ -447,6 +447,16 @@ def test_nothing_begins_after_stop_and_a_narrowing_is_not_reported(kind: Any) ->
     assert outcomes.empty(), "neither a batch that was interrupted nor one that had not begun"
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_a_signal_handler_that_raises_while_rows_are_submitted_ends_the_run(error: Any) -> None:
+    def length(item: int) -> int:
+        raise error  # as a handler between two instructions
+
+    with running(double, length=length) as (submitter, outcomes), pytest.raises(error):
+        submitter.submit([1, 2])
+    assert outcomes.empty()
+
+
 def test_a_thread_that_hangs_is_left() -> None:
     begun, go_on = threading.Event(), threading.Event()
 
@@ -481,6 +491,27 @@ def test_closing_cancels_a_coroutine_that_goes_on_forever() -> None:
         assert begun.wait(SOON)
     assert ended == [asyncio.CancelledError]
     assert outcomes.empty()
+
+
+def test_a_loop_that_hangs_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    joined: list[str] = []
+
+    async def hanging(items: list[int]) -> list[int]:
+        begun.set()
+        go_on.wait(SOON)
+        return items
+
+    def join(thread: threading.Thread, timeout: float | None = None) -> None:
+        joined.append(thread.name)
+
+    with running(hanging, workers=3, batch_size=1) as (submitter, _):
+        submitter.submit([1, 2, 3])
+        assert begun.wait(SOON)
+        monkeypatch.setattr(threading.Thread, "join", join)
+    monkeypatch.undo()
+    go_on.set()
+    assert len(joined) == 1
 
 
 def test_a_cancellation_that_the_function_raises_itself_is_an_error_of_the_batch() -> None:

@@ -457,12 +457,16 @@ print(json.dumps(fingerprint(step_in(main))))
 SOURCE = """
 import enum, other
 WORDS = {"a", "b", "c"}
+lower = "an attribute has this name, too"
 class Mode(enum.Enum):
     FAST = "fast"
 class Model:
     def __init__(self, words): self.words = words
     def __call__(self, items):
         'Docs.'
+        class Inner:
+            "Inner docs."
+            def __init__(self): self.one, self.two, self.three = 1, 2, 3
         return [clean(x) for x in items if x in self.words], Mode.FAST, other.CACHE
 def clean(text): return text.lower()
 fn = Model(WORDS)
@@ -479,9 +483,12 @@ def test_a_script_is_the_same_as_a_module(load: Load, tmp_path: Path) -> None:
     [
         ("if x in self.words", "if x in (\n  self.words)  # known\n "),
         ("'Docs.'", "'Other docs.'"),
+        ('"Inner docs."', '"Other docs."'),
+        ("import enum", "# a line\n\nimport enum"),
         ("        'Docs.'\n", ""),
         ('WORDS = {"a", "b", "c"}', "WORDS = set('cab')"),
         ("import enum, other", "import enum\nimport json\nimport other\nunused = 1"),
+        ("an attribute", "a method"),
         ("fn = ", "name = 'another name'\nfn = "),
         ("def clean", "def unused(): pass\ndef clean"),
     ],

@@ -168,6 +168,21 @@ def test_a_service_that_fails_for_a_while_costs_no_row(tmp_path: Path) -> None:
     assert read(dest) == expected(rows)
 
 
+def test_a_row_alone_is_called_once_where_no_retry_is_wanted(tmp_path: Path) -> None:
+    calls: list[str] = []
+
+    def ask(texts: list[str]) -> list[int]:
+        calls.extend(texts)
+        if texts == ["text 3"]:
+            raise ConnectionError("down")
+        return [len(text) for text in texts]
+
+    once = offline.Retry(attempts=1)
+    report = run(ask, rows_of(5), tmp_path / "out.parquet", batch_size=1, retry=once)
+    assert [letter["key"] for letter in report.dead_letters()] == [3]
+    assert calls.count("text 3") == 1
+
+
 def test_too_many_failed_rows_end_the_run(tmp_path: Path) -> None:
     rows, dest = rows_of(1000), tmp_path / "out.parquet"
     bad = [f"text {number}" for number in range(0, 1000, 20)]
@@ -180,12 +195,20 @@ def test_too_many_failed_rows_end_the_run(tmp_path: Path) -> None:
 
 
 def chain(
-    tmp_path: Path, first: Callable[..., Any], second: Callable[..., Any], **settings: Any
+    tmp_path: Path,
+    first: Callable[..., Any],
+    second: Callable[..., Any],
+    versions: tuple[int, int] = (1, 1),
+    **settings: Any,
 ) -> offline.Report:
     pipeline = offline.Pipeline(
-        offline.Step(first, input="text", output="upper", name="first", version=1),
+        offline.Step(first, input="text", output="upper", name="first", version=versions[0]),
         offline.Step(
-            second, input=["upper", "id"], output=["both", "size"], name="second", version=1
+            second,
+            input=["upper", "id"],
+            output=["both", "size"],
+            name="second",
+            version=versions[1],
         ),
     )
     known: dict[str, Any] = {"key": "id", "watch": False, **settings}
@@ -265,6 +288,17 @@ def test_a_run_goes_on_anew_from_a_step(tmp_path: Path, step: int | str) -> None
         chain(tmp_path, first, second, resume_step="third")
 
 
+def test_a_step_that_is_computed_anew_may_have_other_code(tmp_path: Path) -> None:
+    chain(tmp_path, Upper(), Both())
+    with pytest.raises(RunMismatch, match="step 'first': its version was '1' and is '2'"):
+        chain(tmp_path, Upper(), Both(), (2, 2), resume_step="second")
+    first, second = Upper(), Both()
+    chain(tmp_path, first, second, (1, 2), resume_step="second")
+    assert (first.given, len(second.given)) == ([], 300)
+    chain(tmp_path, first, second, (2, 3), resume_from_last=False)
+    assert (len(first.given), len(second.given)) == (300, 600)
+
+
 def test_results_of_other_code_are_not_mixed(tmp_path: Path) -> None:
     rows, dest = rows_of(100), tmp_path / "out.parquet"
     run(Lengths(), rows, dest)
@@ -295,6 +329,14 @@ def test_after_a_function_is_fixed_its_good_results_may_stay(tmp_path: Path) -> 
     assert run(mended, rows, dest, version=2, on_mismatch="recompute").skipped == 100
     with pytest.raises(RunMismatch, match="its output was"):
         run(mended, rows, dest, version=2, output="size", on_mismatch="keep")
+
+
+def test_after_all_rows_have_failed_the_function_may_be_fixed(tmp_path: Path) -> None:
+    rows, dest = rows_of(5), tmp_path / "out.parquet"
+    with pytest.raises(RunStopped, match="none of the 5 rows has a result"):
+        run(Lengths(bad=[row["text"] for row in rows]), rows, dest)
+    report = run(Lengths(), rows, dest, version=2)
+    assert (report.ok, [*report.dead_letters()]) == (5, [])
 
 
 def test_a_wrong_source_or_column_costs_no_result(tmp_path: Path) -> None:
@@ -370,6 +412,24 @@ def test_a_decorated_function_keeps_its_settings_and_its_observer(tmp_path: Path
     run(lengths, rows, dest)
     assert read(dest) == expected(rows)
     assert sorted(record.size for record in seen) == [5] + [10] * 9
+
+
+def test_few_values_in_many_rows_are_computed_once_for_each_batch(tmp_path: Path) -> None:
+    fn = Lengths()
+    rows, dest = [{"id": n, "text": "x" * (n % 5)} for n in range(5000)], tmp_path / "out.parquet"
+    run(batched.dynamically(batch_size=32, dedupe=True)(fn.__call__), rows, dest)
+    assert read(dest) == expected(rows)
+    assert len(fn.given) < 100
+
+
+def test_equal_rows_do_not_share_what_postprocess_changes(tmp_path: Path) -> None:
+    @batched.dynamically(dedupe=True)
+    def lengths(texts: list[str]) -> list[dict[str, int]]:
+        return [{"length": len(text)} for text in texts]
+
+    rows = [{"id": n, "text": "text"} for n in range(5)]
+    run(lengths, rows, tmp_path / "out.parquet", postprocess=lambda result: result.pop("length"))
+    assert read(tmp_path / "out.parquet") == expected(rows)
 
 
 def test_features_are_padded_and_results_cut_as_online(tmp_path: Path) -> None:
@@ -545,6 +605,18 @@ def test_a_result_that_is_whole_is_not_written_again(tmp_path: Path) -> None:
     source.write_text(source.read_text().replace('"id": 4', '"title": "t", "id": 4'))
     run(Lengths(), source, dest)
     assert read(dest)[4] == {"id": 4, "text": "text 4", "title": "t", "length": 6}
+
+
+def test_a_result_is_written_again_with_other_types_or_another_reading_of_the_source(
+    tmp_path: Path,
+) -> None:
+    source, dest = tmp_path / "in.csv", tmp_path / "out.parquet"
+    source.write_text("id,text,name\n0,text 0,größe\n", encoding="cp1252")
+    for encoding, name in (("cp437", "gr÷▀e"), ("cp1252", "größe")):
+        run(Lengths(), offline.csv(source, encoding=encoding), dest)
+        assert read(dest) == [{"id": "0", "text": "text 0", "name": name, "length": 6}]
+    run(Lengths(), offline.csv(source, encoding="cp1252"), dest, output={"length": pa.int16()})
+    assert pq.read_schema(dest).field("length").type == pa.int16()
 
 
 def test_a_result_is_written_anew_if_the_run_before_died_with_all_rows_committed(
@@ -755,6 +827,13 @@ def test_a_null_is_a_result_of_no_type(tmp_path: Path) -> None:
     assert read(dest)[1] == {**rows[1], "length": None}
 
 
+def test_few_types_are_counted_however_many_there_are(tmp_path: Path) -> None:
+    report = run(lambda texts: [{text: 1} for text in texts], rows_of(99), tmp_path / "out.jsonl")
+    types = report.steps[0].types["length"]
+    assert len(types) < 50
+    assert sum(types.values()) == 99
+
+
 def test_a_run_without_any_result_is_stopped_and_replaces_none(tmp_path: Path) -> None:
     rows, dest = rows_of(5), tmp_path / "out.parquet"
     run(Lengths(), rows, dest)
@@ -780,6 +859,20 @@ def test_a_result_with_no_row_that_it_can_hold_does_not_appear(tmp_path: Path) -
     lines = tmp_path / "out.jsonl"  # where it has a form
     assert run(large, rows_of(5), lines, progress=tmp_path / "out.parquet.progress").skipped == 5
     assert lines.exists()
+
+
+def test_rows_that_a_result_cannot_hold_stay_dead_letters_until_it_is_written_again(
+    tmp_path: Path,
+) -> None:
+    def odd(texts: list[str]) -> list[Any]:
+        return ["odd" if text == "text 3" else len(text) for text in texts]
+
+    dest = tmp_path / "out.parquet"
+    report = run(odd, rows_of(9), dest)
+    offline.export(dest, tmp_path / "export.jsonl")
+    assert [letter["key"] for letter in report.dead_letters()] == [3]
+    lines = run(odd, rows_of(9), tmp_path / "out.jsonl", progress=report.progress)
+    assert not [*lines.dead_letters()]
 
 
 def test_no_model_is_built_where_nothing_is_to_be_computed(tmp_path: Path) -> None:

@@ -114,6 +114,7 @@ def test_a_value_with_a_declared_type_stays_as_it_is() -> None:
         (pa.list_(pa.string()), ["a", "b"]),
         (pa.struct([("a", pa.float32()), ("b", pa.int8())]), {"a": 1}),
         (pa.timestamp("us", "Europe/Berlin"), datetime(2024, 1, 1, tzinfo=UTC)),
+        (pa.fixed_shape_tensor(pa.float32(), [2, 3]), np.ones((2, 3), "f4")),
     ):
         assert same(declared(kind, result, None).columns, [[result, None]])
         array, misfits = fit([result, None], kind)
@@ -126,6 +127,9 @@ def test_a_value_with_a_declared_type_stays_as_it_is() -> None:
         (pa.list_(pa.float32(), 2), [1.0]),
         (pa.list_(pa.float32(), 2), "ab"),
         (pa.list_(pa.float32(), 4), np.zeros((2, 2))),
+        (pa.fixed_shape_tensor(pa.float32(), [2, 3]), np.ones((3, 2), "f4")),
+        (pa.float16(), 1e6),
+        (pa.list_(pa.float16(), 2), np.array([1e6, 1.0])),
         (pa.int32(), 1.5),
         (pa.int32(), 2**40),
         (pa.int32(), "1"),
