@@ -85,9 +85,10 @@ def read_choice(answer: Answer, schema: Any) -> Any:
     Raises:
         Unusable: there is none.
     """
-    if not answer.choices or answer.choices[0].message is None:
+    choice = answer.choices[0] if answer.choices else Choice()
+    reason, message = choice.finish_reason, choice.message
+    if message is None:
         raise Unusable("its answer has no message", again=True)
-    reason, message = answer.choices[0].finish_reason, answer.choices[0].message
     if reason == "content_filter":
         raise Unusable("its filter held the answer back (content_filter)", again=False)
     if reason == "error":

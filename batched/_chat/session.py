@@ -30,7 +30,7 @@ import os
 import random
 import threading
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain
 from math import inf
 from time import perf_counter
@@ -74,8 +74,6 @@ FIRST_BACKOFF: Final = 0.5
 """Longest pause before the second attempt (s). The bound doubles with each attempt."""
 MOST_BACKOFF: Final = 30.0
 """Longest pause between attempts (s)."""
-USUAL_ANSWER: Final = 256
-"""Expected length of an answer without a limit (tokens)."""
 MILLION: Final = 1_000_000
 """Tokens to which prices apply."""
 
@@ -149,13 +147,11 @@ class Session:
                 and reply.status != OWN_FAULT
                 and limits.open_until is not None
             )
-            is_late = False
             if not is_free:
                 request.attempts += 1
-            elif request.refused:
-                is_late = now - request.since >= settings.max_wait_s / (1 + several)
-            else:
+            elif not request.refused:
                 request.refused, request.since = True, now
+            is_late = is_free and now - request.since >= settings.max_wait_s / (1 + several)
             is_last = not reply.again or (not is_free and request.attempts >= settings.attempts)
             # errors of all items: those of the client, and no credit
             may_search = reply.status not in OF_ALL and (reply.again or reply.outcome != "refusal")
@@ -181,8 +177,7 @@ class Session:
 
     def tokens(self, items: list[Item]) -> tuple[int, int]:
         """Estimate the tokens of a request, and of its answer."""
-        answer = [USUAL_ANSWER if item.most_tokens is None else item.most_tokens for item in items]
-        return sum(item.tokens for item in items), sum(answer)
+        return sum(item.tokens for item in items), sum(item.most_tokens for item in items)
 
     def cost(self, prompt: float, answer: float) -> float:
         """Return the cost of tokens; 0 without prices."""
@@ -243,7 +238,6 @@ class Service:
         self._address = base_url, key
         self._sessions: WeakSet[Session] = WeakSet()
         self._joining = threading.Lock()  # held while a session joins
-        self._http: Any = None  # its connections, from the first request on
         self._waiting: dict[Request, None] = {}  # in the order of their turns
         self._running: dict[Request, None] = {}
         self._timer: asyncio.TimerHandle | None = None  # admits waiting requests
@@ -262,18 +256,24 @@ class Service:
                 bounds.append(min(filter(None, stated), default=None))
             self.limits.allow(*bounds)
 
+    @cached_property
+    def _http(self) -> Any:
+        """The official client, without retries and limits of its own."""
+        base_url, key = self._address
+        given: Any = partial(asyncio.to_thread, key) if callable(key) else key
+        timeout = openai.Timeout(None, connect=CONNECT)
+        return openai.AsyncOpenAI(base_url=base_url, api_key=given, max_retries=0, timeout=timeout)
+
     async def send(self, request: Request) -> Reply:
         """Send a request once its turn has come, and return how that ended."""
-        now = perf_counter()
-        request.since = request.since if request.refused else now
+        if not request.refused:
+            request.since = perf_counter()
         request.turn = asyncio.get_running_loop().create_future()
         self._waiting[request] = None
         reply = Reply("nothing")
         try:
             self._admit()
             await request.turn
-            if self._http is None:
-                self._http = _http_client(*self._address)
             session: Session = request.session
             reply = await session.send(self._http, request)
         finally:
@@ -315,11 +315,12 @@ class Service:
 
     def _has_turn(self, request: Request) -> bool:
         """Return whether no other request goes first: a refused one waits for others."""
-        if request.turn.done():  # cancelled
-            return False
-        if not request.refused or self.limits.may_tell(request.sent):
-            return True
-        return all(each.refused for each in chain(self._waiting, self._running))
+        others = chain(self._waiting, self._running)
+        return not request.turn.done() and (  # not cancelled
+            not request.refused
+            or self.limits.may_tell(request.sent)
+            or all(each.refused for each in others)
+        )
 
     def _give_up(self, now: float) -> float:
         """Fail the requests that have waited too long for a silent service, and warn once.
@@ -340,20 +341,18 @@ class Service:
                 f"no request may be sent for {max(0.0, held - now):.0f} s, and none was answered "
                 f"for {now - silent_since:.0f} s (max_wait_s={most:g}); {fault.why}"
             )
-            fails = replace(fault, outcome="failure", why=why)
-            self._refuse(request, fails, request.sendings)
+            self._refuse(request, replace(fault, outcome="failure", why=why), request.sendings)
         if self._told == silent_since or not (self._waiting or self._running):
             return first
         if now < silent_since + TELL:
             return min(first, silent_since + TELL)
         self._told = silent_since
-        until = max(held, limits.open_until or 0.0) - now
         logger.warning(
             "%s: calls wait, because %s; the next request is sent in %.0f s (max_wait_s is the "
             "longest wait of a call)",
             self._address[0],
             fault.why,
-            max(0.0, until),
+            max(now, held, limits.open_until or now) - now,
         )
         return first
 
@@ -416,10 +415,3 @@ def _failure(error: Exception) -> Reply:
 
 _services: dict[tuple[int, str, Any], Service] = {}
 """Services by process, address and key."""
-
-
-def _http_client(base_url: str, key: Any) -> Any:
-    """Return the official client, without retries and limits of its own."""
-    given: Any = partial(asyncio.to_thread, key) if callable(key) else key
-    timeout = openai.Timeout(None, connect=CONNECT)
-    return openai.AsyncOpenAI(base_url=base_url, api_key=given, max_retries=0, timeout=timeout)
