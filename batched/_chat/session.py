@@ -11,7 +11,8 @@
    that wait.
 4. `max_wait_s` bounds the wait of a refused request, from its first refusal. While the service
    answers nothing at all, `max_wait_s` bounds the wait of every request. That wait is counted from
-   the arrival of the request or from the first fault, whichever is later.
+   the arrival of the request or from the first fault, whichever is later. An answer within a pause
+   begins it anew.
 5. Every other failure, and every unusable answer, costs one attempt. The next attempt follows after
    a pause of this request alone. JSON that does not fit is sent back once, with its error.
 6. If a request of several items fails for good, exceeds the time limit, or is refused for

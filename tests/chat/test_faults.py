@@ -280,6 +280,16 @@ def test_a_pause_longer_than_max_wait_s_fails_calls_at_once(server: ChatServer) 
     assert client.usage.paused_s > 3000
 
 
+def test_an_answer_within_a_long_pause_does_not_hide_the_pause(server: ChatServer) -> None:
+    big = refuse(429, retry_after="3600")
+    server.behave = lambda asked: big if asked.prompt == "big" else Reply("yes", after=0.1)
+    client = server.client(max_wait_s=60)
+    answered, refused = client.submit("small"), client.submit("big")
+    assert answered.result(20) == "yes"
+    for call in (refused, client.submit("late")):
+        assert "no request may be sent for 3" in str(call.exception(20))
+
+
 def test_a_call_that_is_always_refused_fails_while_other_calls_are_answered(
     server: ChatServer,
 ) -> None:
