@@ -3,8 +3,9 @@
 1. A service is an address and a key. All its clients share its limits, and the strictest setting of
    any client applies. A session is one client of a service.
 2. A request has the items of one batch. Requests are sent in the order in which they begin to wait;
-   a refused one after others, if there are others, which show whether the refusal means it alone.
-   One timer is set: for the next moment at which a request may be sent, or must fail.
+   a refused one after others, if others wait or were sent since, which show whether the refusal
+   means it alone. One timer is set: for the next moment at which a request may be sent, or must
+   fail.
 3. A refusal costs no attempt, unless it means this request alone. A failure while the breaker is
    open costs none either, unless the request may be its cause: HTTP 500, or a time limit. If the
    service has never answered, every failure costs one, and a failed probe costs all requests one
@@ -320,7 +321,7 @@ class Service:
         return not request.turn.done() and (  # not cancelled
             not request.refused
             or self.limits.may_tell(request.sent)
-            or all(each.refused for each in others)
+            or all(each.refused or each.sent < request.since for each in others)
         )
 
     def _give_up(self, now: float) -> float:

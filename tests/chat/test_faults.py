@@ -290,6 +290,20 @@ def test_an_answer_within_a_long_pause_does_not_hide_the_pause(server: ChatServe
         assert "no request may be sent for 3" in str(call.exception(20))
 
 
+def test_a_refused_call_does_not_wait_for_a_long_answer_that_had_begun(server: ChatServer) -> None:
+    def behave(asked: Asked) -> Reply:
+        if asked.prompt == "long":
+            return Reply(end="hang")
+        return answer(asked) if asked.before else refuse(429, **SOON)
+
+    server.behave = behave
+    client = server.client()
+    long = client.submit("long")
+    server.until(lambda: server.in_flight == 1)
+    assert client.submit("short").result(20) == "re: short"
+    assert long.cancel()
+
+
 def test_a_call_that_is_always_refused_fails_while_other_calls_are_answered(
     server: ChatServer,
 ) -> None:
