@@ -17,7 +17,8 @@
 5. Every other failure, and every unusable answer, costs one attempt. The next attempt follows after
    a pause of this request alone. JSON that does not fit is sent back once, with its error.
 6. If a request of several items fails for good, exceeds the time limit, or is refused for
-   half of `max_wait_s`, each half of its items becomes a request.
+   half of `max_wait_s`, each half of its items becomes a request. If all items have results then,
+   and the service called the request too large, no later request is larger than those answered.
 7. A request without a caller is cancelled.
 8. A request whose cost the service does not tell counts with its estimate: also if its answer was
    late, cut off, or not waited for. Refused and failed requests are free.
@@ -158,9 +159,11 @@ class Session:
             # errors of all items: those of the client, and no credit
             may_search = reply.status not in OF_ALL and (reply.again or reply.outcome != "refusal")
             if several and may_search and (is_last or is_late or reply.outcome == "time limit"):
-                if reply.status in TOO_LARGE and self.largest < len(items):
-                    kind.most_items = max(self.largest, len(items) // 2)
-                return await self._halve(items, request.since if request.refused else None)
+                found = await self._halve(items, request.since if request.refused else None)
+                has_errors = any(isinstance(each, BaseException) for each in found)
+                if reply.status in TOO_LARGE and self.largest < len(items) and not has_errors:
+                    kind.most_items = self.largest
+                return found
             if is_last or is_late:
                 return [self.error(reply, request.sendings) for _ in items]
             if reply.text is not None and not request.corrected:
