@@ -131,7 +131,8 @@ def _read_json(text: str, schema: Any) -> Any:
         if begun.start() >= end:  # not within the last one
             try:
                 value, end = json.JSONDecoder(strict=False).raw_decode(text, begun.start())
-            except (ValueError, RecursionError):
+            except (ValueError, RecursionError) as error:
+                end = getattr(error, "pos", end)  # a part of broken JSON is no answer
                 continue
             found.append(text[begun.start() : end])
             if isinstance(value, dict) and [*value] == [LIST]:
