@@ -125,7 +125,7 @@ def _read_json(text: str, schema: Any) -> Any:
     Raises:
         ValidationError: nothing fits; the error is about the first JSON, if there is one.
     """
-    text = text.rpartition("</think>")[2]
+    text = text.rpartition("</think>")[2].partition("<think>")[0]
     found, end = [text], 0
     for begun in BEGINNING.finditer(text):
         if begun.start() >= end:  # not within the last one

@@ -77,6 +77,7 @@ def test_an_unusable_answer_is_an_error_with_the_id_of_the_request(
         ('{"name": "Ann"}', "stop", "its JSON does not fit Person: age: Field required", True),
         ('{"name": "Ann", "a', "stop", "its JSON does not fit Person: Invalid JSON", True),
         ('{"name": "Ann", "a', "length", "its JSON was cut off at the most tokens", False),
+        ('<think>Is {"name": "Bob", "age": 1} right?', "length", "its JSON was cut off", False),
         ('{"is": {"name": "Bob", "age": 1}, "name"}', "stop", "JSON does not fit Person", True),
     ],
 )
