@@ -347,7 +347,8 @@ class Service:
                 f"for {now - silent_since:.0f} s (max_wait_s={most:g}); {fault.why}"
             )
             self._refuse(request, replace(fault, outcome="failure", why=why), request.sendings)
-        if self._told == silent_since or not (self._waiting or self._running):
+        calls = [*self._waiting, *self._running]
+        if self._told == silent_since or not calls:
             return first
         if now < silent_since + TELL:
             return min(first, silent_since + TELL)
@@ -355,7 +356,7 @@ class Service:
         logger.warning(
             "%s: calls wait, because %s; the next request is sent in %.0f s (max_wait_s is the "
             "longest wait of a call)",
-            self._address[0],
+            calls[0].session.name,
             fault.why,
             max(now, held, limits.open_until or now) - now,
         )

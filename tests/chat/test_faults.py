@@ -10,6 +10,7 @@ import pytest
 from pydantic import BaseModel, RootModel
 
 from batched._chat import limits
+from batched.chat import ChatClient
 from batched.errors import EndpointError
 from chat_server import Asked, Behave, ChatServer, Person, Reply, answer, most_within, refuse
 
@@ -250,9 +251,11 @@ def test_a_client_says_once_why_calls_wait(
 ) -> None:
     monkeypatch.setattr("batched._chat.session.TELL", 0.05)
     server.behave = first(6, refuse(429, retry_after_ms="100"))
-    assert server.client()("one") == "re: one"
+    with ChatClient(server.url.replace("//", "//ann:sesame@"), "a-model") as client:
+        assert client("one") == "re: one"
     (told,) = [each for each in caplog.messages if "calls wait" in each]
-    assert "the service answered 429: not now" in told
+    assert told.startswith("a-model: calls wait, because the service answered 429: not now; ")
+    assert "sesame" not in told
 
 
 def test_a_prompt_that_is_always_refused_holds_no_other(server: ChatServer) -> None:
