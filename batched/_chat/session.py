@@ -285,6 +285,7 @@ class Service:
             self._waiting.pop(request, None)
             if request in self._running:
                 self._end(request, reply)
+            self._admit()
         return reply
 
     def _admit(self) -> None:
@@ -385,7 +386,6 @@ class Service:
                     each.attempts += 1
                     if each.attempts >= each.session.settings.attempts:
                         self._refuse(each, reply, each.attempts)
-        self._admit()
 
 
 def _failure(error: Exception) -> Reply:

@@ -309,6 +309,18 @@ def test_a_refused_call_does_not_wait_for_a_long_answer_that_had_begun(server: C
     assert long.cancel()
 
 
+def test_a_call_that_is_given_up_while_it_waits_for_tokens_holds_no_other(
+    server: ChatServer,
+) -> None:
+    client = server.client(tokens_per_minute=100, max_tokens=5)
+    assert client("one") == "re: one"
+    large, small = client.submit("x" * 340), client.submit("small")  # 94 tokens, and 10
+    while len(client._session.service._waiting) < 2:
+        threading.Event().wait(0.005)
+    assert large.cancel()
+    assert small.result(20) == "re: small"
+
+
 def test_a_call_that_is_always_refused_fails_while_other_calls_are_answered(
     server: ChatServer,
 ) -> None:
