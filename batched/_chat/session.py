@@ -47,6 +47,7 @@ from ..errors import EndpointError
 from .answers import Tokens, Unusable, message_of, read_answer
 from .items import Item, Reply, Request
 from .limits import Limits
+from .questions import CHARACTERS
 from .runtime import clients_loop
 
 REFUSALS: Final = (429, 503)
@@ -170,6 +171,7 @@ class Session:
                 wrong = {"role": "assistant", "content": reply.text}
                 right = {"role": "user", "content": CORRECTION.format(reply.why)}
                 items[0].content = [*items[0].content, wrong, right]
+                items[0].tokens += len(f"{wrong}{right}") // CHARACTERS
                 request.corrected = True
             if not is_free:
                 longest = min(MOST_BACKOFF, FIRST_BACKOFF * 2.0 ** (request.attempts - 1))
