@@ -4,8 +4,8 @@
    any client applies. A session is one client of a service.
 2. A request has the items of one batch. Requests are sent in the order in which they begin to wait;
    a refused one after others, if others wait or were sent since, which show whether the refusal
-   means it alone. One timer is set: for the next moment at which a request may be sent, or must
-   fail.
+   means it alone. One that waits for its client's budget lets others pass. One timer is set: for
+   the next moment at which a request may be sent, or must fail.
 3. A refusal costs no attempt, unless it means this request alone. A failure while the breaker is
    open costs none either, unless the request may be its cause: HTTP 500, or a time limit. If the
    service has never answered, every failure costs one, and a failed probe costs all requests one
@@ -297,7 +297,7 @@ class Service:
             self._timer.cancel()
         now = perf_counter()
         when = self._give_up(now)
-        while request := next(filter(self._has_turn, self._waiting), None):
+        for request in filter(self._has_turn, [*self._waiting]):
             session: Session = request.session
             prompt, answer = session.tokens(request.items)
             ready = limits.ready_at(now, prompt + answer)
@@ -307,11 +307,10 @@ class Service:
             cost, most = session.cost(prompt, answer), session.settings.max_cost
             running = [each.cost for each in self._running if each.session is session]
             if most is not None and session.spent + sum(running) + cost > most:
-                if running:  # their true cost may be less
-                    break
-                why = f"the next request may exceed max_cost={most:g}, of which "
-                why = f"{why}{session.spent:.4g} is spent"
-                self._refuse(request, Reply("nothing", why=why), request.sendings)
+                if not running:  # their true cost may be less
+                    why = f"the next request may exceed max_cost={most:g}, of which "
+                    why = f"{why}{session.spent:.4g} is spent"
+                    self._refuse(request, Reply("nothing", why=why), request.sendings)
                 continue
             request.cost, request.permit = cost, limits.begin(now, prompt + answer)
             request.last, request.sent = request.sent, now

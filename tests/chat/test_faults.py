@@ -309,6 +309,18 @@ def test_a_refused_call_does_not_wait_for_a_long_answer_that_had_begun(server: C
     assert long.cancel()
 
 
+def test_a_call_that_waits_for_its_own_budget_holds_no_other_client(server: ChatServer) -> None:
+    client = server.client(prices=(0.0, 1.0), max_cost=100e-6, max_tokens=60)
+    server.behave = lambda asked: Reply(end="hang") if asked.prompt == "long" else answer(asked)
+    calls = [client.submit("long")]
+    server.until(lambda: server.in_flight == 1)
+    calls.append(client.submit("next"))
+    while len(client._session.service._waiting) < 1:
+        threading.Event().wait(0.005)
+    assert server.client().submit("other").result(20) == "re: other"
+    assert all(call.cancel() for call in calls)
+
+
 def test_a_call_that_is_given_up_while_it_waits_for_tokens_holds_no_other(
     server: ChatServer,
 ) -> None:
