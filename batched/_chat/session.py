@@ -310,7 +310,7 @@ class Service:
                 if not running:  # their true cost may be less
                     why = f"the next request may exceed max_cost={most:g}, of which "
                     why = f"{why}{session.spent:.4g} is spent"
-                    self._refuse(request, Reply("nothing", why=why), request.sendings)
+                    self._refuse(request, Reply("nothing", why=why))
                 continue
             request.cost, request.permit = cost, limits.begin(now, prompt + answer)
             request.last, request.sent = request.sent, now
@@ -348,7 +348,7 @@ class Service:
                 f"no request may be sent for {max(0.0, held - now):.0f} s, and none was answered "
                 f"for {now - silent_since:.0f} s (max_wait_s={most:g}); {fault.why}"
             )
-            self._refuse(request, replace(fault, outcome="failure", why=why), request.sendings)
+            self._refuse(request, replace(fault, outcome="failure", why=why))
         calls = [*self._waiting, *self._running]
         if self._told == silent_since or not calls:
             return first
@@ -364,11 +364,11 @@ class Service:
         )
         return first
 
-    def _refuse(self, request: Request, reply: Reply, sendings: int) -> None:
+    def _refuse(self, request: Request, reply: Reply) -> None:
         """End the wait of a request that is not sent."""
         del self._waiting[request]
         if not request.turn.done():
-            request.turn.set_exception(request.session.error(reply, sendings))
+            request.turn.set_exception(request.session.error(reply, request.sendings))
 
     def _end(self, request: Request, reply: Reply) -> None:
         """Note the end of a sending."""
@@ -386,7 +386,7 @@ class Service:
                 for each in [*self._waiting]:
                     each.attempts += 1
                     if each.attempts >= each.session.settings.attempts:
-                        self._refuse(each, reply, each.attempts)
+                        self._refuse(each, reply)
 
 
 def _failure(error: Exception) -> Reply:
