@@ -85,9 +85,10 @@ def read_choice(answer: Answer, schema: Any) -> Any:
     Raises:
         Unusable: there is none.
     """
-    if not answer.choices or answer.choices[0].message is None:
+    choice = answer.choices[0] if answer.choices else Choice()
+    reason, message = choice.finish_reason, choice.message
+    if message is None:
         raise Unusable("its answer has no message", again=True)
-    reason, message = answer.choices[0].finish_reason, answer.choices[0].message
     if reason == "content_filter":
         raise Unusable("its filter held the answer back (content_filter)", again=False)
     if reason == "error":
@@ -124,13 +125,14 @@ def _read_json(text: str, schema: Any) -> Any:
     Raises:
         ValidationError: nothing fits; the error is about the first JSON, if there is one.
     """
-    text = text.rpartition("</think>")[2]
+    text = text.rpartition("</think>")[2].partition("<think>")[0]
     found, end = [text], 0
     for begun in BEGINNING.finditer(text):
         if begun.start() >= end:  # not within the last one
             try:
                 value, end = json.JSONDecoder(strict=False).raw_decode(text, begun.start())
-            except (ValueError, RecursionError):
+            except (ValueError, RecursionError) as error:
+                end = getattr(error, "pos", end)  # a part of broken JSON is no answer
                 continue
             found.append(text[begun.start() : end])
             if isinstance(value, dict) and [*value] == [LIST]:

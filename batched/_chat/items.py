@@ -19,10 +19,10 @@ class Item:
     """Messages of a chat, or a text."""
     tokens: int
     """Estimated tokens of the content."""
+    most_tokens: int
+    """Most tokens of the answer, or their usual number."""
     parameters: Mapping[str, Any] = field(default_factory=dict)
     """Parameters of its requests."""
-    most_tokens: int | None = None
-    """Limit of the tokens of the answer; None: unlimited."""
     given_up: bool = False
     """Whether no caller waits for the item any more."""
     work: tuple[Sequence[Item], asyncio.Task[Any]] | None = None

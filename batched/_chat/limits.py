@@ -151,7 +151,8 @@ class Limits:
         self.in_flight = 0
         self.held_until = -inf  # end of the pause after a refusal (s)
         self.open_until: float | None = None  # moment of the next probe (s); None: breaker closed
-        # moment of the first fault since the last answer (s); None: no fault
+        # moment of the first fault since the last answer, or of an answer within a pause (s);
+        # None: no fault
         self.silent_since: float | None = None
         self._random = random
         self._requests_per_minute: int | None = None
@@ -258,7 +259,7 @@ class Limits:
             self._hold(permit.sent, now, asked)
             return
         self._refusals = 0
-        self.silent_since = None
+        self.silent_since = now if self.held_until > now else None
         if outcome == "answer":
             self._raise(permit)
 

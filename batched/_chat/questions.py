@@ -20,6 +20,8 @@ CHARACTERS: Final = 4
 """Characters of a token, as a rule of thumb for English."""
 ROLE: Final = 4
 """Tokens around the content of a message, for its role."""
+USUAL_ANSWER: Final = 256
+"""Expected length of an answer without a limit (tokens)."""
 IMAGE: Final = 1000
 """Tokens of a part of a message without text, for example of an image of medium size."""
 
@@ -79,8 +81,8 @@ class ChatRequests(PromptPreparation):
         return Item(
             messages,
             sum(_tokens(message.get("content")) for message in messages),
+            most if isinstance(most, int) else USUAL_ANSWER,
             parameters,
-            most if isinstance(most, int) else None,
         )
 
     async def send(self, http: Any, items: list[Item]) -> Any:

@@ -3,19 +3,22 @@
 1. A service is an address and a key. All its clients share its limits, and the strictest setting of
    any client applies. A session is one client of a service.
 2. A request has the items of one batch. Requests are sent in the order in which they begin to wait;
-   a refused one after others, if there are others, which show whether the refusal means it alone.
-   One timer is set: for the next moment at which a request may be sent, or must fail.
+   a refused one after others, if others wait or were sent since, which show whether the refusal
+   means it alone. One that waits for its client's budget lets others pass. One timer is set: for
+   the next moment at which a request may be sent, or must fail.
 3. A refusal costs no attempt, unless it means this request alone. A failure while the breaker is
    open costs none either, unless the request may be its cause: HTTP 500, or a time limit. If the
    service has never answered, every failure costs one, and a failed probe costs all requests one
    that wait.
 4. `max_wait_s` bounds the wait of a refused request, from its first refusal. While the service
    answers nothing at all, `max_wait_s` bounds the wait of every request. That wait is counted from
-   the arrival of the request or from the first fault, whichever is later.
+   the arrival of the request or from the first fault, whichever is later. An answer within a pause
+   begins it anew.
 5. Every other failure, and every unusable answer, costs one attempt. The next attempt follows after
    a pause of this request alone. JSON that does not fit is sent back once, with its error.
 6. If a request of several items fails for good, exceeds the time limit, or is refused for
-   half of `max_wait_s`, each half of its items becomes a request.
+   half of `max_wait_s`, each half of its items becomes a request. If all items have results then,
+   and the service called the request too large, no later request is larger than those answered.
 7. A request without a caller is cancelled.
 8. A request whose cost the service does not tell counts with its estimate: also if its answer was
    late, cut off, or not waited for. Refused and failed requests are free.
@@ -30,7 +33,7 @@ import os
 import random
 import threading
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain
 from math import inf
 from time import perf_counter
@@ -44,6 +47,7 @@ from ..errors import EndpointError
 from .answers import Tokens, Unusable, message_of, read_answer
 from .items import Item, Reply, Request
 from .limits import Limits
+from .questions import CHARACTERS
 from .runtime import clients_loop
 
 REFUSALS: Final = (429, 503)
@@ -74,8 +78,6 @@ FIRST_BACKOFF: Final = 0.5
 """Longest pause before the second attempt (s). The bound doubles with each attempt."""
 MOST_BACKOFF: Final = 30.0
 """Longest pause between attempts (s)."""
-USUAL_ANSWER: Final = 256
-"""Expected length of an answer without a limit (tokens)."""
 MILLION: Final = 1_000_000
 """Tokens to which prices apply."""
 
@@ -149,26 +151,27 @@ class Session:
                 and reply.status != OWN_FAULT
                 and limits.open_until is not None
             )
-            is_late = False
             if not is_free:
                 request.attempts += 1
-            elif request.refused:
-                is_late = now - request.since >= settings.max_wait_s / (1 + several)
-            else:
+            elif not request.refused:
                 request.refused, request.since = True, now
+            is_late = is_free and now - request.since >= settings.max_wait_s / (1 + several)
             is_last = not reply.again or (not is_free and request.attempts >= settings.attempts)
             # errors of all items: those of the client, and no credit
             may_search = reply.status not in OF_ALL and (reply.again or reply.outcome != "refusal")
             if several and may_search and (is_last or is_late or reply.outcome == "time limit"):
-                if reply.status in TOO_LARGE and self.largest < len(items):
-                    kind.most_items = max(self.largest, len(items) // 2)
-                return await self._halve(items, request.since if request.refused else None)
+                found = await self._halve(items, request.since if request.refused else None)
+                has_errors = any(isinstance(each, BaseException) for each in found)
+                if reply.status in TOO_LARGE and self.largest < len(items) and not has_errors:
+                    kind.most_items = self.largest
+                return found
             if is_last or is_late:
                 return [self.error(reply, request.sendings) for _ in items]
             if reply.text is not None and not request.corrected:
                 wrong = {"role": "assistant", "content": reply.text}
                 right = {"role": "user", "content": CORRECTION.format(reply.why)}
                 items[0].content = [*items[0].content, wrong, right]
+                items[0].tokens += len(f"{wrong}{right}") // CHARACTERS
                 request.corrected = True
             if not is_free:
                 longest = min(MOST_BACKOFF, FIRST_BACKOFF * 2.0 ** (request.attempts - 1))
@@ -181,8 +184,7 @@ class Session:
 
     def tokens(self, items: list[Item]) -> tuple[int, int]:
         """Estimate the tokens of a request, and of its answer."""
-        answer = [USUAL_ANSWER if item.most_tokens is None else item.most_tokens for item in items]
-        return sum(item.tokens for item in items), sum(answer)
+        return sum(item.tokens for item in items), sum(item.most_tokens for item in items)
 
     def cost(self, prompt: float, answer: float) -> float:
         """Return the cost of tokens; 0 without prices."""
@@ -243,7 +245,6 @@ class Service:
         self._address = base_url, key
         self._sessions: WeakSet[Session] = WeakSet()
         self._joining = threading.Lock()  # held while a session joins
-        self._http: Any = None  # its connections, from the first request on
         self._waiting: dict[Request, None] = {}  # in the order of their turns
         self._running: dict[Request, None] = {}
         self._timer: asyncio.TimerHandle | None = None  # admits waiting requests
@@ -262,24 +263,31 @@ class Service:
                 bounds.append(min(filter(None, stated), default=None))
             self.limits.allow(*bounds)
 
+    @cached_property
+    def _http(self) -> Any:
+        """The official client, without retries and limits of its own."""
+        base_url, key = self._address
+        given: Any = partial(asyncio.to_thread, key) if callable(key) else key
+        timeout = openai.Timeout(None, connect=CONNECT)
+        return openai.AsyncOpenAI(base_url=base_url, api_key=given, max_retries=0, timeout=timeout)
+
     async def send(self, request: Request) -> Reply:
         """Send a request once its turn has come, and return how that ended."""
-        now = perf_counter()
-        request.since = request.since if request.refused else now
+        if not request.refused:
+            request.since = perf_counter()
         request.turn = asyncio.get_running_loop().create_future()
         self._waiting[request] = None
         reply = Reply("nothing")
         try:
             self._admit()
             await request.turn
-            if self._http is None:
-                self._http = _http_client(*self._address)
             session: Session = request.session
             reply = await session.send(self._http, request)
         finally:
             self._waiting.pop(request, None)
             if request in self._running:
                 self._end(request, reply)
+            self._admit()
         return reply
 
     def _admit(self) -> None:
@@ -289,7 +297,7 @@ class Service:
             self._timer.cancel()
         now = perf_counter()
         when = self._give_up(now)
-        while request := next(filter(self._has_turn, self._waiting), None):
+        for request in filter(self._has_turn, [*self._waiting]):
             session: Session = request.session
             prompt, answer = session.tokens(request.items)
             ready = limits.ready_at(now, prompt + answer)
@@ -299,11 +307,10 @@ class Service:
             cost, most = session.cost(prompt, answer), session.settings.max_cost
             running = [each.cost for each in self._running if each.session is session]
             if most is not None and session.spent + sum(running) + cost > most:
-                if running:  # their true cost may be less
-                    break
-                why = f"the next request may exceed max_cost={most:g}, of which "
-                why = f"{why}{session.spent:.4g} is spent"
-                self._refuse(request, Reply("nothing", why=why), request.sendings)
+                if not running:  # their true cost may be less
+                    why = f"the next request may exceed max_cost={most:g}, of which "
+                    why = f"{why}{session.spent:.4g} is spent"
+                    self._refuse(request, Reply("nothing", why=why))
                 continue
             request.cost, request.permit = cost, limits.begin(now, prompt + answer)
             request.last, request.sent = request.sent, now
@@ -315,11 +322,12 @@ class Service:
 
     def _has_turn(self, request: Request) -> bool:
         """Return whether no other request goes first: a refused one waits for others."""
-        if request.turn.done():  # cancelled
-            return False
-        if not request.refused or self.limits.may_tell(request.sent):
-            return True
-        return all(each.refused for each in chain(self._waiting, self._running))
+        others = chain(self._waiting, self._running)
+        return not request.turn.done() and (  # not cancelled
+            not request.refused
+            or self.limits.may_tell(request.sent)
+            or all(each.refused or each.sent < request.since for each in others)
+        )
 
     def _give_up(self, now: float) -> float:
         """Fail the requests that have waited too long for a silent service, and warn once.
@@ -340,28 +348,27 @@ class Service:
                 f"no request may be sent for {max(0.0, held - now):.0f} s, and none was answered "
                 f"for {now - silent_since:.0f} s (max_wait_s={most:g}); {fault.why}"
             )
-            fails = replace(fault, outcome="failure", why=why)
-            self._refuse(request, fails, request.sendings)
-        if self._told == silent_since or not (self._waiting or self._running):
+            self._refuse(request, replace(fault, outcome="failure", why=why))
+        calls = [*self._waiting, *self._running]
+        if self._told == silent_since or not calls:
             return first
         if now < silent_since + TELL:
             return min(first, silent_since + TELL)
         self._told = silent_since
-        until = max(held, limits.open_until or 0.0) - now
         logger.warning(
             "%s: calls wait, because %s; the next request is sent in %.0f s (max_wait_s is the "
             "longest wait of a call)",
-            self._address[0],
+            calls[0].session.name,
             fault.why,
-            max(0.0, until),
+            max(now, held, limits.open_until or now) - now,
         )
         return first
 
-    def _refuse(self, request: Request, reply: Reply, sendings: int) -> None:
+    def _refuse(self, request: Request, reply: Reply) -> None:
         """End the wait of a request that is not sent."""
         del self._waiting[request]
         if not request.turn.done():
-            request.turn.set_exception(request.session.error(reply, sendings))
+            request.turn.set_exception(request.session.error(reply, request.sendings))
 
     def _end(self, request: Request, reply: Reply) -> None:
         """Note the end of a sending."""
@@ -379,8 +386,7 @@ class Service:
                 for each in [*self._waiting]:
                     each.attempts += 1
                     if each.attempts >= each.session.settings.attempts:
-                        self._refuse(each, reply, each.attempts)
-        self._admit()
+                        self._refuse(each, reply)
 
 
 def _failure(error: Exception) -> Reply:
@@ -416,10 +422,3 @@ def _failure(error: Exception) -> Reply:
 
 _services: dict[tuple[int, str, Any], Service] = {}
 """Services by process, address and key."""
-
-
-def _http_client(base_url: str, key: Any) -> Any:
-    """Return the official client, without retries and limits of its own."""
-    given: Any = partial(asyncio.to_thread, key) if callable(key) else key
-    timeout = openai.Timeout(None, connect=CONNECT)
-    return openai.AsyncOpenAI(base_url=base_url, api_key=given, max_retries=0, timeout=timeout)

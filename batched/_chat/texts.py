@@ -61,7 +61,7 @@ class TextRequests(PromptPreparation):
             raise ValueError(
                 f"{name} got a text of {tokens} tokens, of at most {most} (max_tokens)"
             )
-        return Item(given, tokens, most_tokens=0)
+        return Item(given, tokens, 0)
 
     async def send(self, http: Any, items: list[Item]) -> Any:
         """Return the raw response to the request for some texts."""

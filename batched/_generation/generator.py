@@ -174,7 +174,8 @@ class TextGenerator(Continuous[Prompt, _U, str, ...]):
         model = AutoModelForCausalLM.from_pretrained(
             name_or_path, dtype=dtype, **(model_kwargs or {})
         )
-        if device is None and torch.accelerator.is_available():
+        is_placed = hasattr(model, "hf_device_map")  # by a device map, or by a quantizer
+        if device is None and not is_placed and torch.accelerator.is_available():
             device = torch.accelerator.current_accelerator()
         if device is not None:
             model.to(device)

@@ -69,8 +69,7 @@ def find_engine(model: Any, name: str) -> Any:
     parts = {key: value for key, value in stated.items() if PARTS.search(key) and value}
     positions: int = getattr(config, "max_position_embeddings", None) or MOST_WINDOW * 2
     numbers = map(int, re.findall(r"\b\d+\b", json.dumps([*parts.values()], default=str)))
-    windows = [each for each in numbers if each < positions]
-    longest = max(windows, default=0)
+    longest = max([each for each in numbers if each < positions], default=0)
     tokens = min(TOKENS, model.get_input_embeddings().num_embeddings)
     is_dynamic = '"dynamic"' in written or '"longrope"' in written  # as long as the longest text
     # RecurrentGemma is wrong in batches, for texts that cross its window late

@@ -134,7 +134,8 @@ class Text:
         self._pieces: Pieces | None = None
         if row.has_reader or prompt.stop_strings:
             self._pieces = Pieces(decoder, prompt.stop_strings)
-        self._piece = self._sent = ""  # text that is new, and all text before
+        self._piece = ""  # text that is new
+        self._sent = 0  # characters of all text before
         self._device = device
 
     @property
@@ -174,10 +175,10 @@ class Text:
     def emit(self) -> None:
         """Pass the text that is new on to the reader of a stream."""
         if self._piece:
-            self._sent += self._piece
+            self._sent += len(self._piece)
             self.row.emit(self._piece)
 
     def emit_rest(self, text: str) -> None:
         """Pass on all of the whole `text` that the reader does not have."""
-        if len(text) > len(self._sent):
-            self.row.emit(text[len(self._sent) :])
+        if rest := text[self._sent :]:
+            self.row.emit(rest)

@@ -284,6 +284,15 @@ def test_a_request_whose_cost_is_not_told_counts_with_its_estimate(
         client("last")
 
 
+def test_the_request_for_a_correction_costs_what_it_has_to_repeat(server: ChatServer) -> None:
+    wrong = {"message": {"content": '{"name": "' + "Ann" * 200 + '"}'}}
+    server.behave = lambda asked: Reply(body={"choices": [wrong]})  # without usage
+    client = server.client(schema=Person, prices=(1.0, 1.0), max_cost=100e-6, max_tokens=20)
+    with pytest.raises(EndpointError, match=r"may exceed max_cost=0\.0001, of which 2\.5e-05"):
+        client("who?")
+    assert len(server.requests) == 1
+
+
 def test_refused_requests_are_free(server: ChatServer) -> None:
     server.behave = lambda asked: refuse(400)
     client = server.client(prices=(1.0, 1.0))

@@ -293,6 +293,16 @@ def test_a_client_learns_how_many_texts_a_service_takes(server: ChatServer) -> N
     assert server.statuses[413] <= 3
 
 
+def test_one_text_that_is_too_large_makes_no_later_request_smaller(server: ChatServer) -> None:
+    texts = texts_of(32)
+    server.behave = spoiled(texts[21], refuse(413))
+    client = server.embedder(max_workers=1)
+    assert isinstance(ask_together(client, texts)[21], EndpointError)
+    before = len(server.requests)
+    ask_together(client, texts_of(32, 11))
+    assert len(server.requests) <= before + 2
+
+
 def test_a_service_that_is_down_fails_all_texts(server: ChatServer) -> None:
     server.down()
     client = server.embedder(max_wait_s=0.2)

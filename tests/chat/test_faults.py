@@ -10,6 +10,7 @@ import pytest
 from pydantic import BaseModel, RootModel
 
 from batched._chat import limits
+from batched.chat import ChatClient
 from batched.errors import EndpointError
 from chat_server import Asked, Behave, ChatServer, Person, Reply, answer, most_within, refuse
 
@@ -77,6 +78,8 @@ def test_an_unusable_answer_is_an_error_with_the_id_of_the_request(
         ('{"name": "Ann"}', "stop", "its JSON does not fit Person: age: Field required", True),
         ('{"name": "Ann", "a', "stop", "its JSON does not fit Person: Invalid JSON", True),
         ('{"name": "Ann", "a', "length", "its JSON was cut off at the most tokens", False),
+        ('<think>Is {"name": "Bob", "age": 1} right?', "length", "its JSON was cut off", False),
+        ('{"is": {"name": "Bob", "age": 1}, "name"}', "stop", "JSON does not fit Person", True),
     ],
 )
 def test_json_that_does_not_fit_its_schema_is_an_error(
@@ -237,6 +240,7 @@ def test_a_dead_service_that_never_answered_fails_calls_after_their_attempts(
     errors = list(client.map([f"prompt {number}" for number in range(20)], return_exceptions=True))
     assert all(isinstance(error, EndpointError) and error.is_service for error in errors)
     assert client.usage.requests <= 3 * 20
+    assert sum("requests)" in str(error) for error in errors) <= client.usage.retries
     with pytest.raises(EndpointError, match=r"no answer came: Connection error.*\(3 requests\)"):
         client("late")
     server.up()
@@ -248,9 +252,11 @@ def test_a_client_says_once_why_calls_wait(
 ) -> None:
     monkeypatch.setattr("batched._chat.session.TELL", 0.05)
     server.behave = first(6, refuse(429, retry_after_ms="100"))
-    assert server.client()("one") == "re: one"
+    with ChatClient(server.url.replace("//", "//ann:sesame@"), "a-model") as client:
+        assert client("one") == "re: one"
     (told,) = [each for each in caplog.messages if "calls wait" in each]
-    assert "the service answered 429: not now" in told
+    assert told.startswith("a-model: calls wait, because the service answered 429: not now; ")
+    assert "sesame" not in told
 
 
 def test_a_prompt_that_is_always_refused_holds_no_other(server: ChatServer) -> None:
@@ -278,6 +284,54 @@ def test_a_pause_longer_than_max_wait_s_fails_calls_at_once(server: ChatServer) 
         assert raised.value.status_code == 429
     assert len(server.requests) == 1
     assert client.usage.paused_s > 3000
+
+
+def test_an_answer_within_a_long_pause_does_not_hide_the_pause(server: ChatServer) -> None:
+    big = refuse(429, retry_after="3600")
+    server.behave = lambda asked: big if asked.prompt == "big" else Reply("yes", after=0.1)
+    client = server.client(max_wait_s=60)
+    answered, refused = client.submit("small"), client.submit("big")
+    assert answered.result(20) == "yes"
+    for call in (refused, client.submit("late")):
+        assert "no request may be sent for 3" in str(call.exception(20))
+
+
+def test_a_refused_call_does_not_wait_for_a_long_answer_that_had_begun(server: ChatServer) -> None:
+    def behave(asked: Asked) -> Reply:
+        if asked.prompt == "long":
+            return Reply(end="hang")
+        return answer(asked) if asked.before else refuse(429, **SOON)
+
+    server.behave = behave
+    client = server.client()
+    long = client.submit("long")
+    server.until(lambda: server.in_flight == 1)
+    assert client.submit("short").result(20) == "re: short"
+    assert long.cancel()
+
+
+def test_a_call_that_waits_for_its_own_budget_holds_no_other_client(server: ChatServer) -> None:
+    client = server.client(prices=(0.0, 1.0), max_cost=100e-6, max_tokens=60)
+    server.behave = lambda asked: Reply(end="hang") if asked.prompt == "long" else answer(asked)
+    calls = [client.submit("long")]
+    server.until(lambda: server.in_flight == 1)
+    calls.append(client.submit("next"))
+    while len(client._session.service._waiting) < 1:
+        threading.Event().wait(0.005)
+    assert server.client().submit("other").result(20) == "re: other"
+    assert all(call.cancel() for call in calls)
+
+
+def test_a_call_that_is_given_up_while_it_waits_for_tokens_holds_no_other(
+    server: ChatServer,
+) -> None:
+    client = server.client(tokens_per_minute=100, max_tokens=5)
+    assert client("one") == "re: one"
+    large, small = client.submit("x" * 340), client.submit("small")  # 94 tokens, and 10
+    while len(client._session.service._waiting) < 2:
+        threading.Event().wait(0.005)
+    assert large.cancel()
+    assert small.result(20) == "re: small"
 
 
 def test_a_call_that_is_always_refused_fails_while_other_calls_are_answered(

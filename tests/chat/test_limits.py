@@ -240,6 +240,16 @@ def test_the_silence_of_a_service_begins_with_its_first_fault_and_ends_with_an_a
     assert limits.silent_since is None
 
 
+def test_an_answer_within_a_pause_begins_the_silence_anew() -> None:
+    limits = limits_of()
+    (older,) = send(limits, 1)
+    send_one(limits, 2.0, "refusal", asked=100.0)
+    limits.end(older, 3.0, "answer")
+    assert limits.silent_since == 3.0
+    send_one(limits, 200.0, "answer")
+    assert limits.silent_since is None
+
+
 # ---------------------------------------------------------------- budgets
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import re
 import threading
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("pyarrow")
 import pyarrow.parquet as pq
+import torch
 from transformers import AutoModelForCausalLM
 
 from batched import offline
@@ -60,6 +62,19 @@ def test_a_saved_model_is_loaded_with_its_tokenizer(tmp_path: Path) -> None:
         chat = [{"role": "user", "content": "the dog"}]
         assert generator(chat) == other(chat)
         assert str(tmp_path) in generator.meaning
+
+
+def test_a_model_that_a_device_map_has_placed_is_not_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    placed = copy.deepcopy(model())
+    placed.hf_device_map = {"": "cpu"}
+    tokenizer().save_pretrained(tmp_path)
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: placed)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("meta"))
+    with TextGenerator.from_pretrained(str(tmp_path), model_kwargs={"device_map": "auto"}):
+        assert placed.device == torch.device("cpu")
 
 
 @contextmanager
