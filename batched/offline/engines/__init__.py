@@ -26,7 +26,6 @@ def engine_for(
     Raises:
         TypeError: the function cannot be sent to a process.
         ValueError: this system cannot run the function in processes.
-        ConnectionError: there is no Ray at its address.
     """
     workers: list[Worker]
     count = step.workers or 1

@@ -42,7 +42,7 @@ class LoopWorker(Worker):
         if self._loop is None:
             loop = asyncio.new_event_loop()
             self._thread = daemon_thread(f"{self.step.name}-loop", self._serve, loop)
-            self._loop = loop  # last: `kill` may come at any moment
+            self._loop = loop  # last: `close` may come at any moment
             self._thread.start()
 
         async def make() -> Callable[..., Any]:
@@ -54,14 +54,12 @@ class LoopWorker(Worker):
         """Return the output of the function."""
         return self._wait(self._func, *args, **kwargs)
 
-    def kill(self) -> None:
+    def close(self) -> None:
         """Cancel what runs, and end the loop."""
         if self._loop is not None:
             with suppress(RuntimeError):  # it is closed, or this is its thread
                 self._loop.call_soon_threadsafe(self._loop.stop)
                 self._thread.join(_CANCEL_S)
-
-    close = kill
 
     def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
         with asyncio.Runner(loop_factory=lambda: loop):  # which cancels what is left in the end
