@@ -15,8 +15,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import chain
@@ -26,7 +26,7 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
-from ...errors import RunStopped, SourceError
+from ...errors import SourceError
 from ..failures import letter_text
 from ..progress.commit import Letter
 from ..progress.store import Progress
@@ -35,7 +35,7 @@ from ..sources.keys import keys_of
 from ..types.columns import Columns, Kinds, fit, without_empty
 from ..types.packing import join
 from ..types.values import Kind, arrow_type, read_column, unify
-from .opening import Result, Stamp
+from .opening import Result
 
 WINDOW_ROWS: Final = 8192
 """Rows of the source that are joined at once, at most."""
@@ -53,6 +53,7 @@ class Merge:
 
     source: Source
     progress: Progress
+    result: Result
     columns: Sequence[Columns]
     """Output columns of each step."""
     keep: Sequence[str] | None = None
@@ -60,62 +61,50 @@ class Merge:
     key: str | None = None
     """Key column of the source, if there is one."""
     keep_failed: bool = False
+    # kinds of the kept columns, in the order in which they were read, unless Arrow has types
+    _kept: dict[str, Kinds] = field(default_factory=dict)
     _kinds: dict[str, Any] = field(default_factory=dict)  # or Arrow types, by column; None: text
     _misfits: dict[int, str] = field(default_factory=dict)  # reasons by place in the window
 
-    def write(
-        self,
-        result: Result,
-        kept: Mapping[str, Kinds],
-        note_letters: Callable[[Sequence[Letter]], object],
-        note: Callable[[Sequence[Stamp]], object],
-    ) -> list[Stamp]:
-        """Write all rows, and publish the result. Return the stamps of `publish`.
+    def note_kinds(self, window: Window) -> None:
+        """Note the kinds of kept values of Python. A value of no kind is a fault of its row."""
+        for name in filter(self._is_kept, window.columns if self.keep is None else self.keep):
+            kinds = self._kept.setdefault(name, Kinds())
+            if self.result.is_typed:
+                values = Columns([name]).read(window.values(name))
+                for place, why in values.misfits.items():
+                    window.note_fault(place, why)
+                kinds.add(values.kinds[0])
 
-        `kept` has the columns of the source in order, with their kinds unless they are Arrow's.
+    def write(self, note_letters: Callable[[Sequence[Letter]], object]) -> int:
+        """Write all rows, which stay hidden. Return the number of rows with results.
+
         `note_letters` gets the rows left out by rule 3; an error of it ends the merge.
         """
-        progress = self.progress
+        progress, is_typed = self.progress, self.result.is_typed
         progress.clear_letters("output")
         schema = self.source.schema
-        names = [*filter(self._is_kept, kept if schema is None else schema.names)]
+        names = [*filter(self._is_kept, self._kept if schema is None else schema.names)]
         self._kinds = dict.fromkeys([*names, *self._last_steps, *[ERROR] * self.keep_failed])
         columns: Any = list(self._kinds)
-        if result.is_typed:
-            known = {name: without_empty(kind.final()) for name, kind in kept.items()}
+        if is_typed:
+            known = {name: without_empty(kind.final()) for name, kind in self._kept.items()}
             known |= {field.name: field.type for field in schema or ()}
             known |= {ERROR: "str"} | self._kinds_of_steps()
             self._kinds = {name: known[name] for name in columns}
             columns = pa.schema([(name, arrow_type(kind)) for name, kind in self._kinds.items()])
-        try:
-            rows = result.create(columns)
-        except pa.ArrowException as error:
-            raise SourceError(
-                f"Parquet cannot hold a column of {self.source.name}: {error}; keep=[...] leaves "
-                "columns out of the result"
-            ) from error
-        good, dead = 0, list[Letter]()
-        try:
+        good = 0
+        with closing(self.result.create(columns)) as rows:
             read = [*names, *filter(None, [self.key])]
             for window in self.source.windows(read, self._window_rows, required=[]):
                 self._check_rows(window)
                 piece, ok, letters = self._join(window)
                 good += ok
-                if letters:
-                    dead = letters
-                    progress.add_letters("output", letters)
-                    note_letters(letters)
-                rows.write(pa.table(piece, columns) if result.is_typed else piece)
-            rows.close()
-            self.source.check_unchanged()
-            if dead and not good:
-                why = orjson.loads(dead[-1].error)["error"]
-                raise RunStopped(f"none of the rows has a result: {why}")
-            return result.publish(note)
-        finally:
-            with suppress(Exception):  # most likely of a full disk
-                rows.close()
-            result.abort()
+                progress.add_letters("output", letters)
+                note_letters(letters)
+                rows.write(pa.table(piece, columns) if is_typed else piece)
+        self.source.check_unchanged()
+        return good
 
     @cached_property
     def _window_rows(self) -> int:

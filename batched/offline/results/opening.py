@@ -210,7 +210,7 @@ class Result:
         whole = [known for known in self.known if all(known.values())]
         return [*whole, stamp][-KNOWN:]
 
-    def abort(self) -> None:
+    def close(self) -> None:
         """Remove the rows that are hidden."""
         remove(self.writing)
 

@@ -1,4 +1,4 @@
-"""Plan of a run: the columns that steps read."""
+"""Plan of a run: the columns that are read."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ from ..step import Step
 
 
 class Plan:
-    """Columns that steps read, and the columns of the source on which these depend."""
+    """Columns that steps read, and the columns of the source on which these depend.
 
-    def __init__(self, steps: Sequence[Step], key: str | None) -> None:
+    `keep` are the columns of the source that the result has; None: all.
+    """
+
+    def __init__(self, steps: Sequence[Step], key: str | None, keep: Sequence[str] | None) -> None:
         self.steps = steps
         self.key = key
+        self.keep = keep
         made: dict[str, tuple[str, ...]] = {}  # source columns behind the columns of steps
         self.depends: list[tuple[str, ...]] = []  # source columns, for each step
         self.source: list[str] = []  # columns of the source that steps read
@@ -36,6 +40,6 @@ class Plan:
 
     @property
     def columns(self) -> list[str]:
-        """Columns to be read from the source."""
+        """Columns of the source that the run needs."""
         key = [self.key] if self.key is not None and self.key not in self.source else []
         return [*key, *self.source]

@@ -12,7 +12,7 @@ is a row with the key of an earlier row, and a row with a value that the result 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final
@@ -24,7 +24,6 @@ from ..progress.commit import Committed, Letter
 from ..progress.store import Progress
 from ..sources.base import Source, Window
 from ..sources.keys import keys_of
-from ..types.columns import Columns, Kinds
 from .failures import Row
 from .plan import Plan
 
@@ -48,44 +47,24 @@ class Reading:
     error: BaseException | None = None  # of the source
 
 
-class Kept:
-    """Columns of the source that the result has, and the kinds of their values."""
-
-    def __init__(self, names: Sequence[str] | None, plan: Plan, *, is_typed: bool) -> None:
-        """Take the names of kept columns. `is_typed`: each column of the result has one type."""
-        self.names = names  # None: all
-        self._replaced = {name for step in plan.steps for name in step.outputs}
-        self._is_typed = is_typed
-        self.kinds: dict[str, Kinds] = {}  # by column, in the order in which they were read
-
-    def check(self, window: Window) -> None:
-        """Note the kinds of the values of a window. A value of no kind is a fault of its row."""
-        for name in window.columns if self.names is None else self.names:
-            if name in self._replaced:
-                continue
-            kinds = self.kinds.setdefault(name, Kinds())
-            if self._is_typed and isinstance(window.columns[name], list):
-                values = Columns([name]).read(window.values(name))
-                for place, why in values.misfits.items():
-                    window.note_fault(place, why)
-                kinds.add(values.kinds[0])
-
-
 class Reader:
-    """Thread that reads windows of the source, each when it is asked for."""
+    """Thread that reads windows of the source, each when it is asked for.
+
+    `note_kinds` gets the windows of a source without types.
+    """
 
     def __init__(
         self,
         source: Source,
         plan: Plan,
         progress: Progress,
-        kept: Kept,
+        note_kinds: Callable[[Window], None],
         tell: Callable[[Reading], None],
     ) -> None:
         self._source = source
         self._plan = plan
         self._progress = progress
-        self._kept = kept
+        self._note_kinds = note_kinds
         self._columns = lru_cache(CACHED)(progress.chunk)  # of a chunk, by its number
         self._sampled = 0  # steps of which a sample was found
         self._first = progress.is_empty  # so that nothing need be looked up
@@ -110,11 +89,11 @@ class Reader:
 
     def _read(self) -> Iterator[Reading]:
         rows = 0
-        plan, kept = self._plan, self._kept
+        plan = self._plan
         # Arrow sources know the types of columns that nobody reads
         columns: list[str] | None = plan.columns
         if self._source.schema is None:
-            columns = None if kept.names is None else [*plan.columns, *kept.names]
+            columns = None if plan.keep is None else [*plan.columns, *plan.keep]
         for window in self._source.windows(columns, WINDOW, required=plan.columns):
             yield self._find(window)
             rows = window.first + window.size
@@ -128,7 +107,7 @@ class Reader:
         columns = [window.values(name) for name in plan.source]
         hashes = {names: hash_inputs(window, names) for names in set(plan.depends)}
         if self._source.schema is None:
-            self._kept.check(window)
+            self._note_kinds(window)
         usable = [None if place in faults else key for place, key in enumerate(keys)]
         for place in self._progress.note_source(window.first, usable):
             window.note_fault(

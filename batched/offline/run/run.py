@@ -27,11 +27,11 @@ from ..progress.commit import Commit, Letter
 from ..progress.committer import Committer
 from ..progress.store import Progress
 from ..report import Snapshot
-from ..sources.base import Source
+from ..sources.base import Source, Window
 from .failures import text_of
 from .interrupts import interrupts
 from .plan import Plan
-from .reader import WINDOW, Kept, Reader, Reading
+from .reader import WINDOW, Reader, Reading
 from .room import FILTERED, Room
 from .tally import Tally
 
@@ -59,7 +59,7 @@ class Run:
         plan: Plan,
         source: Source,
         progress: Progress,
-        kept: Kept,
+        note_kinds: Callable[[Window], None],
         ray: Ray | None,
         max_failed: float | None,
         row_threads: int,
@@ -72,7 +72,9 @@ class Run:
         engines = [  # before any thread starts: a step may be refused
             engine_for(step, partial(self._post, _raise), ray) for step in plan.steps
         ]
-        self._reader = Reader(source, plan, progress, kept, partial(self._post, self._take_reading))
+        self._reader = Reader(
+            source, plan, progress, note_kinds, partial(self._post, self._take_reading)
+        )
         needed = any(each.preprocess or each.postprocess or each.where for each in plan.steps)
         self._row_threads = RowThreads(row_threads if needed else 0, "rows")
         self._rooms = [
@@ -124,11 +126,10 @@ class Run:
             self.tally.note(letter.key, "", letter.error)
         self._check_budget()
 
-    def check_results(self) -> None:
-        """Stop the run if all computed rows have failed, and no other row has a result."""
-        seen = self.snapshot()
-        if self.tally.failed and not (seen.skipped or seen.ok or seen.filtered):
-            why = f"none of the {seen.read:,} rows has a result: {self.tally}"
+    def check_results(self, good: int) -> None:
+        """Stop the run if rows have failed and none is in the result; `good` are there."""
+        if self.tally.failed and not good:
+            why = f"none of the {self._counts['read']:,} rows has a result: {self.tally}"
             raise RunStopped(why) from self.tally.last_error
 
     def snapshot(self) -> Snapshot:

@@ -124,7 +124,7 @@ def test_a_file_that_came_in_the_meantime_is_not_replaced(dest: str) -> None:
     before = content(dest)
     with pytest.raises(ResultError, match="is there already"):
         result.publish(len)
-    result.abort()
+    result.close()
     assert content(dest) == before
 
 
@@ -172,7 +172,7 @@ def test_a_folder_that_was_not_replaced_to_the_end_is_repaired_by_the_next_run(
         result.publish(note)
     assert content(dest if number == 1 else f"{tmp_path}/r.replaced") == before
     if not killed:
-        result.abort()
+        result.close()
     write(dest, OTHER, known=known)
     assert pq.read_table(dest).to_pydict() == OTHER
     assert os.listdir(tmp_path) == ["r"]

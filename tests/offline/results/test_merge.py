@@ -28,7 +28,7 @@ from batched.offline.results.merge import Merge  # noqa: E402
 from batched.offline.results.opening import Result, open_result  # noqa: E402
 from batched.offline.sources.base import Source  # noqa: E402
 from batched.offline.sources.opening import open_source  # noqa: E402
-from batched.offline.types.columns import Columns, Kinds  # noqa: E402
+from batched.offline.types.columns import Columns  # noqa: E402
 from progress_files import results  # noqa: E402
 
 pytestmark = pytest.mark.once
@@ -80,13 +80,12 @@ class Case:
         """Return the rows of the result."""
         opened, result = self.open(source, dest)
         with closing(opened):
-            kept: dict[str, Kinds] = {}
+            merge = Merge(opened, self.progress, result, columns, keep, **settings)
             for window in opened.windows(None) if opened.schema is None else ():
-                for name in window.columns:
-                    kinds = kept.setdefault(name, Kinds())
-                    kinds.add(Columns([name]).read(window.values(name)).kinds[0])
-            merge = Merge(opened, self.progress, columns, keep, **settings)
-            merge.write(result, kept, self.letters.extend, len)
+                merge.note_kinds(window)
+            with closing(result):
+                merge.write(self.letters.extend)
+                result.publish(len)
         assert not list((self.folder / "results").glob("*.writing"))
         return read(result.path)
 

@@ -145,7 +145,7 @@ def test_nothing_appears_before_it_is_whole_and_the_local_copy_is_removed(
     assert not bucket.content()
     assert not bucket.uploads()
     assert os.listdir(tmp_path) == ["progress.result.writing"]
-    result.abort()
+    result.close()
     assert not os.listdir(tmp_path)
     publish(opened(bucket.uri(kind)), COLUMNS)
     assert bucket.content()
