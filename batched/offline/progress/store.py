@@ -6,8 +6,8 @@
 2. Keys are strings or 64-bit integers. Their columns have no type, so that 1 and "1" differ.
 3. Rows whose keys the source no longer has are kept, because the keys may come back. They are in no
    result. Failed rows among them are dropped at the end of the source.
-4. Chunks without rows are dropped by `drop_steps`, and by `close` if rows were replaced. The file
-   uses that room again. A chunk with one row left stays whole.
+4. Chunks without rows are dropped by `drop_steps`, with which each run begins. The file uses that
+   room again. A chunk with one row left stays whole.
 5. The file has no types of columns. The type of a column of the result is decided from the kinds of
    the values of all rows (`kinds`).
 6. Each window of the source is one transaction, before any of its rows is computed. Rows of the
@@ -70,7 +70,6 @@ class Progress(Database):
             OSError: the file cannot be opened or written.
         """
         super().__init__(path, _TABLES)
-        self._replaced = False  # whether rows were replaced: chunks may have lost their last row
 
     # --- notes
 
@@ -128,7 +127,6 @@ class Progress(Database):
             insert(conn, "rows", rows, "replace")
             later = "delete from rows where key = ? and step > ?"
             conn.executemany(later, [row[:2] for row in rows])
-            self._replaced = True
 
     def committed(self, keys: Sequence[Key]) -> dict[tuple[Key, int], Committed]:
         """Return the committed states of rows with these `keys`, by key and step."""
@@ -149,11 +147,14 @@ class Progress(Database):
         return not self._query("select 1 from rows limit 1")
 
     def drop_steps(self, step: int, notes: Mapping[str, Any]) -> None:
-        """Drop the rows and values of `step` and of all later steps, and store notes."""
+        """Drop the rows of `step` and of all later steps, and chunks without rows. Store notes."""
         with self.transaction() as conn:
             _put(conn, notes)
             conn.execute("delete from rows where step >= ?", (step,))
-            conn.execute("delete from chunks where step >= ?", (step,))
+            conn.execute(
+                "delete from chunks where id not in "
+                "(select chunk from rows where chunk is not null)"
+            )
 
     def counts(self) -> dict[int, dict[Status, int]]:
         """Return the number of rows by step and status."""
@@ -288,18 +289,6 @@ class Progress(Database):
             }
             for row, key, step, error in self._query(_DEAD)
         ]
-
-    def close(self) -> None:
-        """Drop chunks without rows, close the file, and release its lock."""
-        # an error does no harm: a later run works without these changes, or makes them
-        with suppress(OSError):
-            if self._replaced:
-                with self.transaction() as conn:
-                    conn.execute(
-                        "delete from chunks where id not in "
-                        "(select chunk from rows where chunk is not null)"
-                    )
-        super().close()
 
 
 def _chunks(values: Values) -> list[tuple[int, str | None, int, bytes]]:
