@@ -9,8 +9,7 @@ import pytest
 
 pytest.importorskip("pyarrow")
 
-from batched.offline.failures import letter_text
-from batched.offline.progress.commit import Commit, Key, Letter
+from batched.offline.progress.commit import Commit, Key, Letter, letter_text
 from batched.offline.progress.store import Progress
 from batched.offline.report import dead_letters
 

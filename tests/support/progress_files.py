@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from batched.offline.failures import letter_text
-from batched.offline.progress.commit import Commit, Key
+from batched.offline.progress.commit import Commit, Key, letter_text
 from batched.offline.progress.store import Progress
 from batched.offline.types.columns import Columns
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+import orjson
+
 from ..types.columns import Values
 
 Key = str | int
@@ -43,3 +45,9 @@ class Commit:
     letters: list[Letter] = field(default_factory=list)  # of phase `source`
     # values to be put under these names together with the rows
     notes: Mapping[str, Any] = field(default_factory=dict)
+
+
+def letter_text(phase: str, error: str, lines: str = "", attempts: int = 0) -> str:
+    """Return the JSON by which a progress file keeps an error; `lines` are its traceback."""
+    letter = {"phase": phase, "error": error, "traceback": lines, "attempts": attempts}
+    return orjson.dumps(letter).decode()

@@ -27,8 +27,7 @@ import orjson
 import pyarrow as pa
 
 from ...errors import SourceError
-from ..failures import letter_text
-from ..progress.commit import Letter
+from ..progress.commit import Letter, letter_text
 from ..progress.store import Progress
 from ..sources.base import Source, Window
 from ..sources.keys import keys_of

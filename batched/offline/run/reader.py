@@ -18,9 +18,8 @@ from functools import lru_cache
 from typing import Any, Final
 
 from ..engines.row_threads import RowThreads
-from ..failures import letter_text
 from ..identity.inputs import hash_inputs
-from ..progress.commit import Committed, Letter
+from ..progress.commit import Committed, Letter, letter_text
 from ..progress.store import Progress
 from ..sources.base import Source, Window
 from ..sources.keys import keys_of

@@ -22,8 +22,7 @@ from ...errors import RunStopped
 from ..engines import engine_for
 from ..engines.cluster import Ray
 from ..engines.row_threads import RowThreads
-from ..failures import letter_text
-from ..progress.commit import Commit, Letter
+from ..progress.commit import Commit, Letter, letter_text
 from ..progress.committer import Committer
 from ..progress.store import Progress
 from ..report import Snapshot

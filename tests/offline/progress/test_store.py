@@ -17,8 +17,7 @@ pytest.importorskip("pyarrow")
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from batched.offline.failures import letter_text
-from batched.offline.progress.commit import Commit, Committed, Key, Letter
+from batched.offline.progress.commit import Commit, Committed, Key, Letter, letter_text
 from batched.offline.progress.database import WINDOW
 from batched.offline.progress.store import Progress
 from batched.offline.types import columns as _columns

@@ -19,8 +19,7 @@ pa = pytest.importorskip("pyarrow")
 import pyarrow.parquet as pq  # noqa: E402  # after the skip
 
 from batched.errors import SourceError  # noqa: E402
-from batched.offline.failures import letter_text  # noqa: E402
-from batched.offline.progress.commit import Commit, Key, Letter  # noqa: E402
+from batched.offline.progress.commit import Commit, Key, Letter, letter_text  # noqa: E402
 from batched.offline.progress.store import Progress  # noqa: E402
 from batched.offline.results import merge as _merge  # noqa: E402
 from batched.offline.results.formats import Lines, Parquet  # noqa: E402
