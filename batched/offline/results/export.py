@@ -59,17 +59,12 @@ def export(
 
 def progress_path(dest: str | PathLike[str], progress: str | PathLike[str] | None) -> Path:
     """Return the absolute path of the progress file of runs to `dest`, or of `progress`."""
-    if progress is not None and is_remote(progress):
+    name = f"{str(dest).rstrip('/')}.progress" if progress is None else str(progress)
+    if is_remote(name):
         raise ResultError(
-            "progress must be a path on a disk of this machine, got "
-            f"{without_credentials(str(progress))!r}"
+            f"the progress file {without_credentials(name)} must be on a disk of this machine; say "
+            "where with progress=PATH"
         )
-    if progress is None and is_remote(dest):
-        raise ResultError(
-            f"the result {without_credentials(str(dest))} is named by a URI, and its progress file "
-            "must be on a disk of this machine; say where with progress=PATH"
-        )
-    name = f"{str(dest).rstrip('/')}.progress" if progress is None else progress
     return Path(os.path.abspath(name))
 
 

@@ -246,9 +246,9 @@ def test_a_destination_is_tried_before_anything_runs(bucket: Bucket, tmp_path: P
     ]:
         with pytest.raises(ResultError, match=why):
             offline.run(never, ROWS, dest, **SETTINGS, progress=tmp_path / "progress")
-    with pytest.raises(ResultError, match=r"r\.csv is named by a URI, .* progress=PATH"):
+    with pytest.raises(ResultError, match=r"/r\.csv\.progress must be .* progress=PATH"):
         offline.run(never, ROWS, bucket.uri("r.csv"), **SETTINGS)
-    with pytest.raises(ResultError, match="must be a path on a disk of this machine, got 's3://x/"):
+    with pytest.raises(ResultError, match="progress file s3://x/p must be on a disk of this"):
         offline.run(never, ROWS, tmp_path / "r.csv", **SETTINGS, progress=f"s3://k:{SECRET}@x/p")
     assert not bucket.content()
 
