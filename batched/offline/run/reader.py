@@ -43,13 +43,13 @@ class Reading:
     samples: list[tuple[Row, int]] = field(default_factory=list)  # each with a step it got through
     letters: list[Letter] = field(default_factory=list)  # rows that cannot be read
     last: bool = False  # there are no more
-    error: BaseException | None = None  # of the source
 
 
 class Reader:
     """Thread that reads windows of the source, each when it is asked for.
 
-    `note_kinds` gets the windows of a source without types.
+    `note_kinds` gets the windows of a source without types, `tell` what was found in each, and
+    `fail` the error that ended the reading.
     """
 
     def __init__(
@@ -59,6 +59,7 @@ class Reader:
         progress: Progress,
         note_kinds: Callable[[Window], None],
         tell: Callable[[Reading], None],
+        fail: Callable[[BaseException], None],
     ) -> None:
         self._source = source
         self._plan = plan
@@ -68,6 +69,7 @@ class Reader:
         self._sampled = 0  # steps of which a sample was found
         self._first = progress.is_empty  # so that nothing need be looked up
         self._tell = tell
+        self._fail = fail
         self._readings = self._read()
         self._thread = RowThreads(1, "reader")
 
@@ -81,10 +83,9 @@ class Reader:
 
     def _tell_next(self) -> None:
         try:
-            reading = next(self._readings)
+            self._tell(next(self._readings))
         except BaseException as error:
-            reading = Reading(last=True, error=error)
-        self._tell(reading)
+            self._fail(error)
 
     def _read(self) -> Iterator[Reading]:
         rows = 0

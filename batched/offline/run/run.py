@@ -68,12 +68,11 @@ class Run:
         self._source = source
         self._progress = progress
         self._inbox = queue.SimpleQueue[Callable[[], object]]()
-        engines = [  # before any thread starts: a step may be refused
-            engine_for(step, partial(self._post, _raise), ray) for step in plan.steps
-        ]
-        self._reader = Reader(
-            source, plan, progress, note_kinds, partial(self._post, self._take_reading)
-        )
+        self._fail = partial(self._post, _raise)
+        # before any thread starts: a step may be refused
+        engines = [engine_for(step, self._fail, ray) for step in plan.steps]
+        tell = partial(self._post, self._take_reading)
+        self._reader = Reader(source, plan, progress, note_kinds, tell, self._fail)
         needed = any(each.preprocess or each.postprocess or each.where for each in plan.steps)
         self._row_threads = RowThreads(row_threads if needed else 0, "rows")
         self._rooms = [
@@ -104,7 +103,7 @@ class Run:
             Exception: the source or the progress file fails, or the class of a step cannot be
                 built.
         """
-        self._committer = Committer(self._progress, partial(self._post, _raise))
+        self._committer = Committer(self._progress, self._fail)
         with ExitStack() as ends:  # each callback runs, even if Ctrl-C interrupts another
             if self._clients:  # requests without a result cost money, too
                 ends.callback(lambda: self._progress.put_all(self._spent()))
@@ -190,8 +189,6 @@ class Run:
     def _take_reading(self, reading: Reading) -> None:
         """Let the rows of a window enter the steps that they lack."""
         self._awaits_window = False
-        if reading.error is not None:
-            raise reading.error
         self._more_to_read = not reading.last
         if 0 < reading.size < WINDOW:  # the rows are large, or the source ends
             # fewer rows in memory, but enough to keep all engines busy
