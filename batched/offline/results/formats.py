@@ -151,9 +151,6 @@ def _is_finite(value: Any) -> bool:
     if isinstance(value, np.ndarray):
         return value.dtype.kind != "f" or bool(np.isfinite(value).all())
     if isinstance(value, list | tuple):
-        with suppress(TypeError, OverflowError):  # as vectors have no other values, and are long
-            if value and type(value[0]) is float:
-                return isfinite(sum(value))
         return all(map(_is_finite, value))
     return not isinstance(value, dict) or all(map(_is_finite, value.values()))
 
