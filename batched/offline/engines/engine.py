@@ -129,10 +129,9 @@ class Engine:
         self.collator = parts.execution.collator
         self.options = options = function.options
         self.takes_features = options.features is not None
-        size = step.batch_size
-        self._auto = AutoSize(size) if isinstance(size, Auto) else None
-        self.batch_size = self._auto.size if self._auto else options.policy.batch_size
-        """Rows of a full batch at present."""
+        size = options.policy.batch_size
+        auto = step.batch_size
+        self._sizes = AutoSize(auto if isinstance(auto, Auto) else Auto(size, size))
         policy = replace(
             options.policy,
             batch_size=self.batch_size,
@@ -159,6 +158,11 @@ class Engine:
         self.closed = False
         """Whether no further call begins."""
         self._holds = True
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of a full batch at present."""
+        return self._sizes.size
 
     @property
     def waiting(self) -> int:
@@ -267,11 +271,11 @@ class Engine:
         with self._lock:
             self.batches += 1
             self.seconds += seconds
-            if self._auto and batch.fitted and batch.attempts == 1:
-                size = self._auto.next(batch.size, seconds)
-                if size != self.batch_size:
-                    self.batch_size = size
-                    self._adjust()
+            before = self.batch_size
+            if batch.fitted and batch.attempts == 1:
+                self._sizes.note(batch.size, seconds)
+            if self.batch_size != before:
+                self._adjust()
 
     # the end
 
