@@ -42,4 +42,4 @@ def engine_for(
     else:
         payload = pickle_step(step)
         workers = [ProcessWorker(step, payload) for _ in range(count)]
-    return Engine(step, workers, on_fatal, count)
+    return Engine(step, workers, on_fatal)

@@ -105,7 +105,7 @@ class Worker(ABC):
 
 
 class Engine:
-    """The function of one step on its workers, `slots` batches at once.
+    """The function of one step on its workers, a batch on each.
 
     `on_fatal` gets the error of a worker that cannot be built, on the thread of that worker.
     """
@@ -117,10 +117,9 @@ class Engine:
         step: Step,
         workers: Sequence[Worker],
         on_fatal: Callable[[BaseException], object],
-        slots: int,
     ) -> None:
         self.step = step
-        self.slots = slots
+        self.slots = len(workers)
         """Batches that may run at once."""
         self._on_fatal = on_fatal
         self._workers = workers
@@ -137,7 +136,7 @@ class Engine:
             batch_size=self.batch_size,
             flush="window",  # a batch is held until it is full, or `hold` says otherwise
             timeout_ms=1e15,
-            max_concurrent_batches=slots,
+            max_concurrent_batches=self.slots,
             max_queue_size=None,
             queue_timeout_ms=None,
         )
