@@ -22,7 +22,7 @@ def test_dead_letters_hold_no_lock_while_they_are_used(tmp_path: Path) -> None:
     failed: list[tuple[Key, int, str]] = [(f"k{n:05}", 0, error) for n in range(2500)]
     with closing(Progress(path)) as progress:
         progress.put_all({"steps": [{"name": "embed"}]})
-        progress.commit([Commit(0, failed=failed)])
+        progress.commit([Commit(0, ended=failed)])
         progress.note_source(0, [None, *[key for key, *_ in failed]])
         progress.end_source(2501)
         progress.add_letters("source", [Letter(0, None, letter_text("source", "no JSON"))])

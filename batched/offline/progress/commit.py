@@ -40,8 +40,8 @@ class Commit:
     step: int
     rows: list[Ended] = field(default_factory=list)  # in the order of `values`
     values: Values | None = None  # of `rows`
-    failed: list[tuple[Key, int, str]] = field(default_factory=list)  # ..., error as JSON
-    filtered: list[Ended] = field(default_factory=list)  # ended by the step's `where`
+    # rows without a value: each with its error as JSON; None: ended by the step's `where`
+    ended: list[tuple[Key, int, str | None]] = field(default_factory=list)
     letters: list[Letter] = field(default_factory=list)  # of phase `source`
     # values to be put under these names together with the rows
     notes: Mapping[str, Any] = field(default_factory=dict)

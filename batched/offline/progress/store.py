@@ -112,14 +112,13 @@ class Progress(Database):
                             for place, (key, hashed) in some
                         ],
                     )
-                for status, ended in (("failed", commit.failed), ("filtered", commit.filtered)):
-                    self._store(
-                        conn,
-                        [
-                            (key, step, status, None, None, hashed, error[0] if error else None)
-                            for key, hashed, *error in ended
-                        ],
-                    )
+                self._store(
+                    conn,
+                    [
+                        (key, step, "failed" if error else "filtered", None, None, hashed, error)
+                        for key, hashed, error in commit.ended
+                    ],
+                )
 
     def _store(self, conn: sqlite3.Connection, rows: list[tuple[Any, ...]]) -> None:
         """Write `rows`. Where a row replaces another, drop its results of later steps."""

@@ -22,7 +22,7 @@ from ...errors import RunStopped
 from ..engines import engine_for
 from ..engines.cluster import Ray
 from ..engines.row_threads import RowThreads
-from ..progress.commit import Commit, Letter, letter_text
+from ..progress.commit import Commit, Key, Letter, letter_text
 from ..progress.committer import Committer
 from ..progress.store import Progress
 from ..report import Snapshot
@@ -246,18 +246,19 @@ class Run:
         room.note_kinds(values)
         outside = [error for _, phase, error in dead if phase != "inference"]
         failures.note_outside(outside, worked=bool(rows or filtered))
-        failed = []
+        ended: list[tuple[Key, int, str | None]] = [
+            (row.key, row.inputs[number], None) for row in filtered
+        ]
         for row, phase, error in dead:
             letter = letter_text(phase, *text_of(error), row.attempts)
-            failed.append((row.key, row.inputs[number], letter))
+            ended.append((row.key, row.inputs[number], letter))
             self.tally.note(row.key, room.step.name, letter, error)
         self._committer.submit(
             Commit(
                 number,
                 [(row.key, row.inputs[number]) for row in rows],
-                values if rows else None,
-                failed,
-                [(row.key, row.inputs[number]) for row in filtered],
+                values,
+                ended,
                 notes={**STALE, **self._spent()},
             )
         )

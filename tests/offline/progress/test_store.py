@@ -107,7 +107,7 @@ def test_a_large_commit_is_split_into_chunks(
 def test_a_commit_that_fails_leaves_nothing(progress: Progress) -> None:
     bad: Any = object()  # which SQLite cannot store
     with pytest.raises(sqlite3.Error):
-        progress.commit([done(["a"]), Commit(0, failed=[("b", 1, bad)])])
+        progress.commit([done(["a"]), Commit(0, ended=[("b", 1, bad)])])
     assert progress.committed(["a"]) == {}
     assert query(progress, "select count(*) from chunks") == [(0,)]
     progress.commit([done(["a"])])
@@ -162,7 +162,7 @@ def test_a_row_that_is_committed_again_loses_its_results_of_later_steps(
     progress.commit([done(["a", "b"], step) for step in (0, 1, 2)])
     again = {
         "failed": failed(["a"], step=1),
-        "filtered": Commit(1, filtered=[("a", 8)]),
+        "filtered": Commit(1, ended=[("a", 8, None)]),
         "ok": done(["a"], 1, hashed=8),
     }
     progress.commit([again[status]])
@@ -233,7 +233,7 @@ def test_a_source_that_did_not_change_is_not_written(progress: Progress) -> None
 
 def test_rows_are_counted_by_step_and_status(progress: Progress) -> None:
     assert progress.counts() == {}
-    filtered = Commit(1, filtered=[("c", 7), (5, 7)])
+    filtered = Commit(1, ended=[("c", 7, None), (5, 7, None)])
     progress.commit([done(["a", "b", "c"]), failed(["d", 4]), done(["a"], 1), failed(["b"], 1)])
     progress.commit([filtered])
     assert progress.counts() == {

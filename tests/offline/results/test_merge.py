@@ -366,7 +366,7 @@ def test_failed_rows_are_kept_with_their_error_if_asked(dest: str, case: Case) -
     case.commit([0, 3], [np.full(2, n, np.float32) for n in (0, 3)])
     case.commit([4], ["odd"])
     error = letter_text("inference", "ValueError: no")
-    case.progress.commit([Commit(0, failed=[(2, 0, error)], filtered=[(5, 0)])])
+    case.progress.commit([Commit(0, ended=[(2, 0, error), (5, 0, None)])])
     case.progress.add_letters("source", [Letter(1, None, letter_text("source", "no JSON"))])
     case.note([0, None, 2, 3, 4, 5])
     source = case.source('{"n":0}\n{broken\n{"n":2}\n{"n":3}\n{"n":4}\n{"n":5}\n')
