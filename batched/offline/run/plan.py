@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 from ..step import Step
 
@@ -19,24 +20,15 @@ class Plan:
         self.keep = keep
         made: dict[str, tuple[str, ...]] = {}  # source columns behind the columns of steps
         self.depends: list[tuple[str, ...]] = []  # source columns, for each step
-        self.source: list[str] = []  # columns of the source that steps read
         for step in steps:
-            behind: dict[str, None] = {}
-            for name in step.inputs:
-                behind.update(dict.fromkeys(made.get(name, (name,))))
-                if name not in made and name not in self.source:
-                    self.source.append(name)
-            self.depends.append(tuple(behind))
+            behind = chain.from_iterable(made.get(name, (name,)) for name in step.inputs)
+            self.depends.append(tuple(dict.fromkeys(behind)))
             made.update(dict.fromkeys(step.outputs, self.depends[-1]))
-        # for each step, its columns that a later step reads
-        self.needed = [
-            tuple(
-                name
-                for name in step.outputs
-                if any(name in later.inputs for later in steps[number + 1 :])
-            )
-            for number, step in enumerate(steps)
-        ]
+        self.source = list(dict.fromkeys(chain.from_iterable(self.depends)))
+        """Columns of the source that steps read."""
+        read = {name for step in steps for name in step.inputs}
+        self.needed = [[name for name in step.outputs if name in read] for step in steps]
+        """Columns of each step that other steps read."""
 
     @property
     def columns(self) -> list[str]:
