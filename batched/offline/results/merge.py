@@ -63,7 +63,6 @@ class Merge:
     # kinds of the kept columns, in the order in which they were read, unless Arrow has types
     _kept: dict[str, Kinds] = field(default_factory=dict)
     _kinds: dict[str, Any] = field(default_factory=dict)  # or Arrow types, by column; None: text
-    _misfits: dict[int, str] = field(default_factory=dict)  # reasons by place in the window
 
     def note_kinds(self, window: Window) -> None:
         """Note the kinds of kept values of Python. A value of no kind is a fault of its row."""
@@ -171,33 +170,31 @@ class Merge:
         chunks, places = self._locate(first, size)
         ok = (chunks > 0).all(0)
         ok[list(window.faults)] = False
-        misfits = self._misfits = {}
         kept = {
             name: self._kept_column(window, name) for name in self._kinds if self._is_kept(name)
         }
-        misfits |= window.faults  # some values have no form as text
         rows = np.flatnonzero(ok)
         computed: dict[str, Any] = {}
         for step, columns in enumerate(self.columns):
             read = self._read(step, chunks[step, rows], places[step, rows])
             for name, column in zip(columns.names, read, strict=True):
                 if self._last_steps[name] == step:  # no later step replaces it
-                    computed[name] = self._fit(name, column, rows)
+                    computed[name] = self._fit(window, name, column, rows)
         back = np.full(size, -1)  # place of a row in `computed`
         back[rows] = np.arange(len(rows))
-        odd = sorted([row for row in misfits if ok[row]])
+        odd = sorted([row for row in window.faults if ok[row]])  # found since
         ok[odd] = False
         back[odd] = -1
         keys = self.progress.keys_of_rows(first, size) if odd else {}
         letters = [
-            Letter(first + row, keys[first + row], letter_text("output", misfits[row]))
+            Letter(first + row, keys[first + row], letter_text("output", window.faults[row]))
             for row in odd
         ]
         shown = ok
         if self.keep_failed:
             failures = self.progress.failures(first, size)
             reasons = {row - first: orjson.loads(error)["error"] for row, error in failures.items()}
-            reasons |= {row: misfits[row] for row in odd}
+            reasons |= {row: window.faults[row] for row in odd}
             kept[ERROR] = [reasons.get(row) for row in range(size)]
             shown = ok | np.isin(np.arange(size), list(reasons))
         shown = np.flatnonzero(shown)
@@ -229,13 +226,13 @@ class Merge:
         back = np.argsort(np.concatenate(order))
         return [_take(join(column), back) for column in zip(*parts, strict=True)]
 
-    def _fit(self, name: str, column: Any, places: Any) -> Any:
-        """Return a column of the final kind; note values that do not fit by their places."""
+    def _fit(self, window: Window, name: str, column: Any, places: Any) -> Any:
+        """Return a column of the final kind. A value that does not fit is a fault of its row."""
         if (kind := self._kinds[name]) is None:
             return list(column)
         array, reasons = fit(column, kind)
         for place, why in reasons.items():
-            self._misfits[int(places[place])] = f"column {name!r}: {why}"
+            window.faults[int(places[place])] = f"column {name!r}: {why}"
         return array
 
     def _kept_column(self, window: Window, name: str) -> Any:
@@ -247,10 +244,10 @@ class Merge:
         if is_text and self.source.files is not None:
             return column  # as it was read
         values = Columns([name]).read(column)
-        self._misfits |= values.misfits
+        window.faults.update(values.misfits)
         found = dict(zip(values.places, values.columns[0], strict=True))
         places = range(window.size)
-        return self._fit(name, list(map(found.get, places)), places)
+        return self._fit(window, name, list(map(found.get, places)), places)
 
 
 def _take(column: Any, places: Any) -> Any:
