@@ -145,13 +145,11 @@ class Room:
         """Make items of rows, and hand them to the engine."""
         owner = SEARCHED if rows[0].searched else None
         groups: dict[tuple[Any, ...], tuple[list[Row], list[Any]]] = {}  # by further arguments
-        # here, Ctrl-C may end the run; a row thread must go on
-        caught = Exception if self._prepares is None else BaseException
         for row in rows:
             try:
                 args, item = self._item(row.values)
                 some, items = groups.setdefault(args, ([], []))
-            except caught as error:
+            except BaseException as error:
                 closed = isinstance(error, WorkerClosed)
                 self._end([row], [0], [error if closed else Unfit("preprocess", error)])
             else:
