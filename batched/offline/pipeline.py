@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 
 from .._core.checks import check_whole
 from .._services.failures import error_text
-from ..errors import ResultError, RunMismatch, RunStopped, SourceError
+from ..errors import RunMismatch, RunStopped, SourceError
 from .checks import check_amount
 from .engines.cluster import Ray
 from .engines.row_threads import ROW_THREADS
@@ -153,8 +153,6 @@ class Pipeline:
         if resume_step is not None:
             asked = self._find(resume_step)
         path = progress_path(dest, progress)
-        if not path.parent.is_dir():
-            raise ResultError(f"the folder {path.parent} does not exist; create it first")
         spool = path.with_name(f"{path.name}.input")
         with (
             closing(Progress(path)) as store,

@@ -793,7 +793,7 @@ def test_no_model_is_built_where_nothing_is_to_be_computed(tmp_path: Path) -> No
 
 
 def test_a_folder_that_does_not_exist_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ResultError, match="does not exist; create it first"):
+    with pytest.raises(FileNotFoundError, match="no progress file can be made here"):
         run(Lengths(), rows_of(5), tmp_path / "none" / "out.parquet")
 
 
