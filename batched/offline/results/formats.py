@@ -166,11 +166,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, date | time):
         return value.isoformat()
     if isinstance(value, np.ndarray):
-        return list(value)
-    if isinstance(value, np.floating):
-        return float(str(value))  # as few digits as the type needs
-    if isinstance(value, np.generic):
-        return value.item()
+        # as few digits as the type needs
+        return (value.astype(str).astype(float) if value.dtype.kind == "f" else value).tolist()
     if hasattr(value, "months"):
         return f"P{value.months}M{value.days}DT{value.nanoseconds / 1e9:g}S"
     return read(value)[0]
