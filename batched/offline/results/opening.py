@@ -142,7 +142,7 @@ class Result:
                 found[name] = [info.size, info.mtime_ns or 0]
             elif name != TRIED:
                 foreign.append(name)
-        return dict(sorted(found.items())), sorted(foreign)
+        return found, foreign
 
     def replaces(self, path: str) -> bool:
         """Return whether the result would replace this file of the source."""
@@ -160,8 +160,7 @@ class Result:
                 f"no file can be written to the folder {self.writing.parent}: {error.strerror}"
             ) from error
         finally:
-            if self.writing.is_file():
-                self.writing.unlink()
+            remove(self.writing)
         if self._is_remote:
             tried = self._locate(TRIED) if self.is_folder else self._key + TRIED
             with self._refuse():
@@ -224,7 +223,7 @@ class Result:
         _sync(file.parent)
 
     def _upload(self, files: Sequence[Path]) -> None:
-        """Upload the hidden rows, and remove their local copy."""
+        """Upload the hidden rows."""
         with self._refuse():
             for name in self.find()[0] if self.is_folder else ():  # `WHOLE` comes before the parts
                 self._filesystem.delete_file(self._locate(name))
@@ -233,7 +232,6 @@ class Result:
                 fs.copy_files(str(file), there, destination_filesystem=self._filesystem)
             if self.is_folder:
                 self._filesystem.open_output_stream(self._locate(WHOLE), compression=None).close()
-        remove(self.writing)
 
     def _locate(self, name: str) -> str:
         """Return the key of an object of this name."""
