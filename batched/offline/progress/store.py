@@ -22,6 +22,7 @@ import json
 import sqlite3
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -48,6 +49,8 @@ create table source(row integer primary key, key);
 create unique index source_key on source(key);
 create table letters(phase, row, key, error, primary key(phase, row)) without rowid
 """
+_CACHED: Final = 32
+"""Chunks that stay in memory for later rows."""
 _LETTERS: Final = "select row, key, null, error from letters where phase = "
 # all dead letters: rows that were not read, rows that failed in a step, rows without an output
 _DEAD: Final = (
@@ -70,6 +73,8 @@ class Progress(Database):
             OSError: the file cannot be opened or written.
         """
         super().__init__(path, _TABLES)
+        self.chunk = lru_cache(_CACHED)(self._read_chunk)
+        """Return the columns of a chunk: lists of values, or arrays with a row for each value."""
 
     # --- notes
 
@@ -169,8 +174,7 @@ class Progress(Database):
 
     # --- values
 
-    def chunk(self, number: int) -> list[Any]:
-        """Return the columns of a chunk: lists of values, or arrays with a row for each value."""
+    def _read_chunk(self, number: int) -> list[Any]:
         ((size, data),) = self._query("select bytes, data from chunks where id = ?", number)
         return unpack(data if len(data) == size else pa.decompress(data, size, "zstd", True))
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import chain
 from typing import Any, Final
 
@@ -40,8 +40,6 @@ WINDOW_ROWS: Final = 8192
 """Rows of the source that are joined at once, at most."""
 WINDOW_BYTES: Final = 32 << 20
 """Bytes of results that a window has on average, at most."""
-CACHED: Final = 32
-"""Chunks that are kept in memory for later rows."""
 ERROR: Final = "_error"
 """Column of the reasons why rows failed."""
 
@@ -108,10 +106,6 @@ class Merge:
     def _window_rows(self) -> int:
         rows, size = self.progress.source_rows, self.progress.nbytes
         return max(1, min(WINDOW_ROWS, WINDOW_BYTES * rows // (size + 1)))
-
-    @cached_property
-    def _chunk(self) -> Callable[[int], Sequence[Any]]:
-        return lru_cache(CACHED)(self.progress.chunk)
 
     @cached_property
     def _last_steps(self) -> dict[str, int]:
@@ -222,7 +216,7 @@ class Merge:
         for number in np.unique(chunks[chunks > 0]).tolist():
             rows = np.flatnonzero(chunks == number)
             order.append(rows)
-            parts.append([_take(column, places[rows]) for column in self._chunk(number)])
+            parts.append([_take(column, places[rows]) for column in self.progress.chunk(number)])
         back = np.argsort(np.concatenate(order))
         return [_take(join(column), back) for column in zip(*parts, strict=True)]
 

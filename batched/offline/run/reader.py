@@ -14,8 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import Any, Final
+from typing import Any
 
 from ..engines.row_threads import RowThreads
 from ..identity.inputs import hash_inputs
@@ -25,11 +24,6 @@ from ..sources.base import Source, Window
 from ..sources.keys import keys_of
 from .failures import Row
 from .plan import Plan
-
-WINDOW: Final = 2048
-"""Rows that are read, and looked up, at once."""
-CACHED: Final = 32
-"""Chunks of committed results that are kept decoded."""
 
 
 @dataclass
@@ -65,7 +59,6 @@ class Reader:
         self._plan = plan
         self._progress = progress
         self._note_kinds = note_kinds
-        self._columns = lru_cache(CACHED)(progress.chunk)  # of a chunk, by its number
         self._sampled = 0  # steps of which a sample was found
         self._first = progress.is_empty  # so that nothing need be looked up
         self._tell = tell
@@ -94,7 +87,7 @@ class Reader:
         columns: list[str] | None = plan.columns
         if self._source.schema is None:
             columns = None if plan.keep is None else [*plan.columns, *plan.keep]
-        for window in self._source.windows(columns, WINDOW, required=plan.columns):
+        for window in self._source.windows(columns, required=plan.columns):
             yield self._find(window)
             rows = window.first + window.size
         self._progress.end_source(rows)
@@ -157,7 +150,7 @@ class Reader:
                 found.samples.append((row.next(), number))
                 self._sampled += 1
             if plan.needed[number]:
-                columns = self._columns(commit.chunk)
+                columns = self._progress.chunk(commit.chunk)
                 for name in plan.needed[number]:
                     column = columns[plan.steps[number].outputs.index(name)]
                     row.values[name] = column[commit.place]

@@ -26,11 +26,11 @@ from ..progress.commit import Commit, Key, Letter, letter_text
 from ..progress.committer import Committer
 from ..progress.store import Progress
 from ..report import Snapshot
-from ..sources.base import Source, Window
+from ..sources.base import WINDOW_ROWS, Source, Window
 from .failures import text_of
 from .interrupts import interrupts
 from .plan import Plan
-from .reader import WINDOW, Reader, Reading
+from .reader import Reader, Reading
 from .room import FILTERED, Room
 from .tally import Tally
 
@@ -190,7 +190,7 @@ class Run:
         """Let the rows of a window enter the steps that they lack."""
         self._awaits_window = False
         self._more_to_read = not reading.last
-        if 0 < reading.size < WINDOW:  # the rows are large, or the source ends
+        if 0 < reading.size < WINDOW_ROWS:  # the rows are large, or the source ends
             # fewer rows in memory, but enough to keep all engines busy
             least = sum([room.least for room in self._rooms])
             self._max_open = min(self._max_open, max(2 * reading.size, least))
