@@ -42,7 +42,6 @@ class Commit:
     values: Values | None = None  # of `rows`
     # rows without a value: each with its error as JSON; None: ended by the step's `where`
     ended: list[tuple[Key, int, str | None]] = field(default_factory=list)
-    letters: list[Letter] = field(default_factory=list)  # of phase `source`
     # values to be put under these names together with the rows
     notes: Mapping[str, Any] = field(default_factory=dict)
 

@@ -106,7 +106,6 @@ class Progress(Database):
             for commit, chunks in zip(commits, stored, strict=True):
                 step, rows = commit.step, iter(commit.rows)
                 _put(conn, commit.notes)
-                _add_letters(conn, "source", commit.letters)
                 for count, *chunk in chunks:
                     at = conn.execute(statement, (step, *chunk)).lastrowid
                     some = enumerate(islice(rows, count))
@@ -274,7 +273,7 @@ class Progress(Database):
     def add_letters(self, phase: Phase, letters: Sequence[Letter]) -> None:
         """Store dead letters of `phase`. A letter replaces an earlier letter of the same row."""
         with self.transaction() as conn:
-            _add_letters(conn, phase, letters)
+            insert(conn, "letters", [(phase, *letter) for letter in letters], "replace")
 
     def dead_letters(self) -> list[dict[str, Any]]:
         """Return all dead letters.
@@ -312,7 +311,3 @@ def _chunks(values: Values) -> list[tuple[int, str | None, int, bytes]]:
 def _put(conn: sqlite3.Connection, values: Mapping[str, Any]) -> None:
     for name, value in values.items():
         conn.execute("insert or replace into run values (?, ?)", (name, json.dumps(value)))
-
-
-def _add_letters(conn: sqlite3.Connection, phase: Phase, letters: Sequence[Letter]) -> None:
-    insert(conn, "letters", [(phase, *letter) for letter in letters], "replace")

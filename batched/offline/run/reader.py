@@ -124,6 +124,8 @@ class Reader:
                 self._look_up(row, committed, found)
             else:
                 found.rows[0].append(row)
+        if found.letters:
+            self._progress.add_letters("source", found.letters)
         return found
 
     def _look_up(

@@ -195,9 +195,7 @@ class Run:
             least = sum([room.least for room in self._rooms])
             self._max_open = min(self._max_open, max(2 * reading.size, least))
         self._counts.update(reading.counts, read=reading.size)
-        if reading.letters:
-            self._committer.submit(Commit(0, letters=reading.letters, notes=STALE))
-            self.note_letters(reading.letters)
+        self.note_letters(reading.letters)
         for row, number in reading.samples:
             self._rooms[number].failures.probe = row
         for room, rows in zip(self._rooms, reading.rows, strict=False):

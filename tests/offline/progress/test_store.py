@@ -278,7 +278,8 @@ def test_dead_letters_tell_all_of_a_failure(progress: Progress) -> None:
 
 def test_rows_outside_of_all_steps_are_dead_letters_by_row(progress: Progress) -> None:
     progress.put_all(STEPS)
-    progress.commit([Commit(0, letters=[Letter(7, None, said("source"))]), failed(["a"])])
+    progress.commit([failed(["a"])])
+    progress.add_letters("source", [Letter(7, None, said("source"))])
     progress.add_letters("output", [Letter(3, "k", said("output"))])
     progress.add_letters("output", [Letter(3, "k", said("output"))])  # one for each row
     found = [(letter["key"], letter["phase"]) for letter in progress.dead_letters()]
