@@ -332,7 +332,7 @@ def _write(work: Run, merge: Merge) -> None:
         "keep": merge.keep,
         "failed": merge.keep_failed,
     }
-    known = (store.get("results") or [])[-1:]
+    known = merge.result.known[-1:]
     if files is not None and store.get("merged") == merged and merge.result.find()[0] in known:
         return
 
