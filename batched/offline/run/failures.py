@@ -44,8 +44,8 @@ USELESS: Final = 256
 """Rows in a row that fail outside the function, after which the run ends."""
 LOG_S: Final = 5.0
 """Time without an answer of a service after which a warning says so (s)."""
-SPREAD: Final = (math.sqrt(5) - 1) / 2
-"""Step between trials as a share of the rows: multiples of it spread most evenly."""
+SPREAD: Final = 0.618
+"""Step between trials as a share of the rows: multiples of the golden ratio spread most evenly."""
 
 
 @dataclass(slots=True, eq=False)
