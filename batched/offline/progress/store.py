@@ -292,6 +292,11 @@ class Progress(Database):
             for row, key, step, error in self._query(_DEAD)
         ]
 
+    def close(self) -> None:
+        """Close the file, and release its lock and the memory of its chunks."""
+        self.chunk.cache_clear()
+        super().close()
+
 
 def _chunks(values: Values) -> list[tuple[int, str | None, int, bytes]]:
     """Return chunks of values, each with its rows, its kinds and its size before compression.
