@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter
@@ -21,8 +21,7 @@ from ...errors import RunStopped
 from ..engines.engine import SEARCHED, Engine, Unfit, WorkerClosed
 from ..engines.row_threads import RowThreads
 from ..report import StepCounts
-from ..types.columns import Columns, Values
-from ..types.values import describe_kind
+from ..types.columns import Columns
 from .failures import Failure, Failures, Row, text_of
 
 AHEAD: Final = 33
@@ -79,8 +78,6 @@ class Room:
         self.done: list[Row] = []  # rows with results that wait for the next commit
         self.committed = -math.inf  # moment of the last commit (s)
         self._ended = {"ok": 0, "failed": 0, "filtered": 0}  # rows
-        # rows by type of value, for each output column
-        self._types: dict[str, Counter[str]] = {name: Counter() for name in step.outputs}
 
     # rows in
 
@@ -256,13 +253,6 @@ class Room:
             self._ended[how] += count
             self.open -= count
 
-    def note_kinds(self, values: Values) -> None:
-        """Count the types of results."""
-        for counts, kinds in zip(self._types.values(), values.kinds, strict=True):
-            for kind, rows in kinds.items():
-                if kind != "null":
-                    counts[describe_kind(kind)] += rows
-
     def counts(self) -> StepCounts:
         """Return the counts of now."""
         return StepCounts(
@@ -270,7 +260,6 @@ class Room:
             waiting=self.open,
             batches=self.engine.batches,
             seconds=self.engine.seconds,
-            types={name: dict(counts) for name, counts in self._types.items()},
             **self._ended,
         )
 

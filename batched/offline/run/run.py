@@ -241,7 +241,6 @@ class Run:
         for row in done:
             row.result = None
         room.note_ended(ok=len(rows), filtered=len(filtered), failed=len(dead))
-        room.note_kinds(values)
         outside = [error for _, phase, error in dead if phase != "inference"]
         failures.note_outside(outside, worked=bool(rows or filtered))
         ended: list[tuple[Key, int, str | None]] = [

@@ -140,7 +140,7 @@ def test_the_status_file_tells_all_that_is_known(tmp_path: Path) -> None:
         "progress": str(progress),
         **rows,
         "seconds": 1.0,
-        "steps": [{**embed, "seconds": 0.0, "types": {}, "rows_per_s": None, "seconds_left": None}],
+        "steps": [{**embed, "seconds": 0.0, "rows_per_s": None, "seconds_left": None}],
         "errors": {"ValueError": 3},
         "examples": {"ValueError": dict(LETTER)},
         "stopped": "",
