@@ -49,8 +49,6 @@ class StepCounts:
     """Rows in the step that have not ended yet."""
     batches: int
     """Batches that have ended."""
-    seconds: float
-    """Time of the function in these batches, all workers together (s)."""
     filtered: int = 0
     """Rows with a result that the predicate `where` has refused."""
 

@@ -228,7 +228,9 @@ def test_failed_rows_are_kept_in_the_result_if_asked(folder: Path, capfd: Captur
     ]
 
 
-def test_the_status_names_a_row_that_does_not_fit_the_type_of_its_column(folder: Path, capfd: Capture) -> None:
+def test_the_status_names_a_row_that_does_not_fit_the_type_of_its_column(
+    folder: Path, capfd: Capture
+) -> None:
     source = "def length(texts): return ['x' if text == 'text 7' else 1 for text in texts]"
     (folder / "functions.py").write_text(source)
     assert cli.main(arguments()) == 0

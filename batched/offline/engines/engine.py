@@ -150,9 +150,8 @@ class Engine:
         self._batcher.runtime.finishes_at_exit = False
         self._mine = threading.local()  # the worker of this thread
         self._free = [*workers]  # workers without a thread
-        self._lock = threading.Lock()  # guards the counts
+        self._lock = threading.Lock()  # guards the count and the size of batches
         self.batches = 0  # that have ended
-        self.seconds = 0.0  # time of these batches (s)
         self.paused = False
         self.closed = False
         """Whether no further call begins."""
@@ -269,7 +268,6 @@ class Engine:
     def _note_batch(self, batch: Batch, seconds: float) -> None:
         with self._lock:
             self.batches += 1
-            self.seconds += seconds
             before = self.batch_size
             if batch.fitted and batch.attempts == 1:
                 self._sizes.note(batch.size, seconds)

@@ -259,7 +259,6 @@ class Room:
             name=self.step.name,
             waiting=self.open,
             batches=self.engine.batches,
-            seconds=self.engine.seconds,
             **self._ended,
         )
 
