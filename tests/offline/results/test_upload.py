@@ -246,9 +246,9 @@ def test_a_destination_is_tried_before_anything_runs(bucket: Bucket, tmp_path: P
     ]:
         with pytest.raises(ResultError, match=why):
             offline.run(never, ROWS, dest, **SETTINGS, progress=tmp_path / "progress")
-    with pytest.raises(ResultError, match=r"/r\.csv\.progress must be .* progress=PATH"):
+    with pytest.raises(ResultError, match=r"cannot be at s3://.*/r\.csv; .* progress=PATH"):
         offline.run(never, ROWS, bucket.uri("r.csv"), **SETTINGS)
-    with pytest.raises(ResultError, match="progress file s3://x/p must be on a disk of this"):
+    with pytest.raises(ResultError, match="cannot be at s3://x/p; it must be on a disk"):
         offline.run(never, ROWS, tmp_path / "r.csv", **SETTINGS, progress=f"s3://k:{SECRET}@x/p")
     assert not bucket.content()
 
