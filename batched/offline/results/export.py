@@ -62,8 +62,8 @@ def progress_path(dest: str | PathLike[str], progress: str | PathLike[str] | Non
     name = f"{str(dest).rstrip('/')}.progress" if progress is None else str(progress)
     if is_remote(name):
         raise ResultError(
-            f"the progress file cannot be at {without_credentials(name)}; it must be on a disk of this "
-            "machine: say where with progress=PATH"
+            f"the progress file cannot be at {without_credentials(name)}; it must be on a disk of "
+            "this machine: say where with progress=PATH"
         )
     return Path(os.path.abspath(name))
 
