@@ -19,7 +19,7 @@ pytestmark = pytest.mark.once
 def test_dead_letters_hold_no_lock_while_they_are_used(tmp_path: Path) -> None:
     path = tmp_path / "progress"
     error = letter_text("inference", "ValueError: no")
-    failed: list[tuple[Key, int, str]] = [(f"k{n:05}", 0, error) for n in range(2500)]
+    failed: list[tuple[Key, int, str | None]] = [(f"k{n:05}", 0, error) for n in range(2500)]
     with closing(Progress(path)) as progress:
         progress.put_all({"steps": [{"name": "embed"}]})
         progress.commit([Commit(0, ended=failed)])
