@@ -31,7 +31,7 @@ from batched._commands.demo import first_sentences
 from batched.offline.identity.inputs import hash_inputs
 from batched.offline.progress.commit import Commit
 from batched.offline.progress.store import Progress
-from batched.offline.run.reader import WINDOW
+from batched.offline.sources.base import WINDOW_ROWS
 from batched.offline.sources.keys import keys_of
 from batched.offline.sources.opening import open_source
 from batched.offline.types.columns import Columns
@@ -149,7 +149,7 @@ def bare_loop(source: Path, dest: Path, together: int) -> int:
     opened = open_source(str(source), spool=dest.with_suffix(".spool"))
     columns, rows = Columns(["result"]), 0
     try:
-        for window in opened.windows(["id", "text"], WINDOW):
+        for window in opened.windows(["id", "text"]):
             keys = [key for key in keys_of(window, "id") if key is not None]
             hashes = hash_inputs(window, ["text"])
             progress.note_source(window.first, keys)
@@ -303,8 +303,8 @@ def noop_figures(sizes: Sizes) -> list[Figure]:
         for number in range(sizes.rounds):
             ours.append(rows / timed(run_noop, source, home / f"{number}.parquet"))
             dest = home / f"{number}.progress"
-            bare.append(rows / timed(bare_loop, source, dest, WINDOW))
-    floor = Figure(f"bare loop that commits {WINDOW:,} at once", bare, "rows/s")
+            bare.append(rows / timed(bare_loop, source, dest, WINDOW_ROWS))
+    floor = Figure(f"bare loop that commits {WINDOW_ROWS:,} at once", bare, "rows/s")
     least = 0.4 if sizes.bounded else None
     return [Figure(f"no-op, {rows:,} rows", ours, "rows/s", floor, at_least=least)]
 

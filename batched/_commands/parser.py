@@ -143,13 +143,9 @@ def _parser(prog: str) -> _Parser:
         "Write the rows that a run has committed so far to a file",
     )
     export.add_argument("result", help="as given to the run")
-    export.add_argument(
-        "dest", nargs="?", metavar="file", help="file to write (RESULT.partial with its suffix)"
-    )
+    export.add_argument("dest", metavar="file", help="file to write")
     export.add_argument("--progress", metavar="FILE", help="as given to the run")
-    export.add_argument(
-        "--overwrite", action="store_true", help="replace a file that no export has written"
-    )
+    export.add_argument("--overwrite", action="store_true", help="replace a file of that name")
     return parser
 
 

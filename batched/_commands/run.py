@@ -196,11 +196,6 @@ def _print_status(args: argparse.Namespace, path: Path) -> None:
     if known:
         print(f"{known['result']}: {_state(known, is_running)}\n{_rows(known)}")
     _print_steps(counts, steps, is_running)
-    for name, step in steps.items():
-        for column, types in step["types"].items():
-            if len(types) > 1:
-                listed = ", ".join(f"{rows:,} {kind}" for kind, rows in types.items())
-                print(f"types of {column!r} in step {name}: {listed}")
     errors = known.get("errors", {})
     for name, number in errors.items():
         letter = known["examples"][name]

@@ -5,13 +5,13 @@ in order. Rules for the columns that are added:
 
 1. Arrays of one shape become one array, of which Ray makes a tensor. It has no room for None: rows
    that failed are NaN, or zero. In all other columns they are None.
-2. A row that comes with `_status` "failed" is not computed, and keeps its `_error`.
+2. A row that comes with an `_error` is not computed, and keeps it.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -79,12 +79,8 @@ class BatchPredictor:
                 raise missing_column(name, "the batch", names)
         inputs = {name: _values(batch[name]) for name in self._step.inputs}
         size = len(batch[self._step.inputs[0]])
-        errors = [""] * size
-        places: Iterable[int] = range(size)
-        if STATUS in names:
-            before = _values(batch[STATUS])
-            places = [place for place in places if before[place] != FAILED]
-            errors = _values(batch[ERROR]) if ERROR in names else before
+        errors = _values(batch[ERROR]) if ERROR in names else [""] * size
+        places = [place for place, error in enumerate(errors) if not error]
         results = self._predictor.rows(
             [{name: values[place] for name, values in inputs.items()} for place in places]
         )
@@ -93,15 +89,16 @@ class BatchPredictor:
             if isinstance(result, BaseException):
                 errors[place] = error_text(result).error
             else:
-                errors[place], good[place] = "", result
+                good[place] = result
         read = self._columns.read(list(good.values()))
         computed = list(good)
         for at, why in read.misfits.items():
             errors[computed[at]] = why
-        columns: dict[str, Any] = {}
-        for name, values in zip(self._columns.names, read.columns, strict=True):
-            by_place = dict(zip([computed[at] for at in read.places], values, strict=True))
-            columns[name] = self._array(name, by_place, size)
+        fit = [computed[at] for at in read.places]
+        columns = {
+            name: self._array(name, dict(zip(fit, values, strict=True)), size)
+            for name, values in zip(self._columns.names, read.columns, strict=True)
+        }
         columns[STATUS] = _objects([FAILED if error else OK for error in errors])
         columns[ERROR] = _objects(errors)
         if isinstance(batch, Mapping):

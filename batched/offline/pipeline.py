@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 
 from .._core.checks import check_whole
 from .._services.failures import error_text
-from ..errors import ResultError, RunMismatch, RunStopped, SourceError
+from ..errors import RunMismatch, RunStopped, SourceError
 from .checks import check_amount
 from .engines.cluster import Ray
 from .engines.row_threads import ROW_THREADS
@@ -23,9 +23,8 @@ from .progress.store import Progress
 from .report import Report, Snapshot, State
 from .results.export import progress_path
 from .results.merge import Merge
-from .results.opening import Result, Stamp, open_result
+from .results.opening import Stamp, open_result
 from .run.plan import Plan
-from .run.reader import Kept
 from .run.run import Run
 from .sources.base import Source
 from .sources.opening import open_source
@@ -155,8 +154,6 @@ class Pipeline:
         if resume_step is not None:
             asked = self._find(resume_step)
         path = progress_path(dest, progress)
-        if not path.parent.is_dir():
-            raise ResultError(f"the folder {path.parent} does not exist; create it first")
         spool = path.with_name(f"{path.name}.input")
         with (
             closing(Progress(path)) as store,
@@ -176,10 +173,9 @@ class Pipeline:
             first, old = _first_to_compute(store, prints, on_mismatch, key, asked)
             first = min(asked, first)
             names = [keep] if isinstance(keep, str) else None if keep is None else list(keep)
-            plan = Plan(steps, key)
-            kept = Kept(names, plan, is_typed=result.is_typed)
+            plan = Plan(steps, key, names)
             columns = [Columns(step.outputs, step.declared) for step in steps]
-            merge = Merge(opened, store, columns, names, key=key, keep_failed=failed == "keep")
+            merge = Merge(opened, store, result, columns, names, key, failed == "keep")
             opened.windows([*plan.columns, *(names or [])])  # refuses a missing column
             # after all checks, because it may drop committed results; the same call goes on
             # after an interruption, and does not drop them again
@@ -192,9 +188,16 @@ class Pipeline:
             store.clear_letters("source")  # each run counts them anew
             watching = watcher(watch, path, result.path)
             work = Run(
-                plan, opened, store, kept, engine, self.max_failed, row_threads, watching.update
+                plan,
+                opened,
+                store,
+                merge.note_kinds,
+                engine,
+                self.max_failed,
+                row_threads,
+                watching.update,
             )
-            return _execute(work, merge, kept, result, path, watching)
+            return _execute(work, merge, path, watching)
 
     def _find(self, step: int | str) -> int:
         """Return the number of a step, given by number or name."""
@@ -297,17 +300,14 @@ def _columns(steps: Sequence[dict[str, Any]]) -> list[Any]:
     return [(step["input"], step["output"]) for step in steps]
 
 
-def _execute(
-    work: Run, merge: Merge, kept: Kept, result: Result, path: Path, watching: Watcher
-) -> Report:
+def _execute(work: Run, merge: Merge, path: Path, watching: Watcher) -> Report:
     """Run all rows through all steps, and write the result. `path`: the progress file."""
     stopped, cause = "", None
     state: State = "failed"
     try:
         work.execute()
-        work.check_results()
         watching.update(work.snapshot(), "writing")
-        _write(work, merge, kept, result)
+        _write(work, merge)
         merge.progress.put_all({"anew": None})
         state = "done"
     except RunStopped as end:
@@ -321,7 +321,7 @@ def _execute(
     finally:
         seen = replaced(work.snapshot(), stopped=stopped)
         watching.update(seen, state)
-    report = Report(**vars(seen), output=result.path, progress=str(path))
+    report = Report(**vars(seen), output=merge.result.path, progress=str(path))
     if stopped:
         refused = RunStopped(f"{stopped}; what is committed stays: {path}")
         refused.report = report
@@ -329,7 +329,7 @@ def _execute(
     return report
 
 
-def _write(work: Run, merge: Merge, kept: Kept, result: Result) -> None:
+def _write(work: Run, merge: Merge) -> None:
     """Write the result, unless it is there."""
     store, files = merge.progress, merge.source.files
     merged = {
@@ -338,8 +338,8 @@ def _write(work: Run, merge: Merge, kept: Kept, result: Result) -> None:
         "keep": merge.keep,
         "failed": merge.keep_failed,
     }
-    known = (store.get("results") or [])[-1:]
-    if files is not None and store.get("merged") == merged and result.find()[0] in known:
+    known = merge.result.known[-1:]
+    if files is not None and store.get("merged") == merged and merge.result.find()[0] in known:
         return
 
     def note(stamps: Sequence[Stamp]) -> None:
@@ -351,5 +351,7 @@ def _write(work: Run, merge: Merge, kept: Kept, result: Result) -> None:
         work.note_letters(letters)
 
     store.clear_letters("output")
-    stamps = merge.write(result, kept.kinds, note_letters, note)
+    with closing(merge.result) as result:
+        work.check_results(merge.write(note_letters))
+        stamps = result.publish(note)
     store.put_all({"results": stamps, "merged": merged})

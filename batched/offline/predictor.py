@@ -11,6 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -33,13 +34,12 @@ class Predictor:
 
     def __init__(self, step: Step) -> None:
         check_step(step)
-        self._step = replace(step, workers=1)
-        self._inbox = queue.SimpleQueue[Callable[[], object]]()
-        self._engine = engine_for(self._step, _ignore)
+        self._engine = engine_for(replace(step, workers=1), _ignore)
         weakref.finalize(self, self._engine.close)
         self._lock = threading.Lock()  # held while rows are computed
         self._engine.build()
-        self._room = Room(0, self._engine, self._inbox.put, None)
+        # a row that has worked, and rows that have failed since the last success
+        self._known: tuple[Row | None, int] = None, 0
 
     def rows(self, rows: Sequence[Mapping[str, Any]]) -> list[Any | BaseException]:
         """Return the result of each row, or the exception in its place.
@@ -47,38 +47,30 @@ class Predictor:
         Raises:
             RunStopped: nothing succeeds any more: the function is broken, or its service is away.
         """
-        with self._lock:
-            try:
-                return self._compute([Row(n, (), dict(row), n) for n, row in enumerate(rows)])
-            except BaseException:  # rows are left in the room, or on their way to it
-                before = self._room.failures
-                self._inbox = queue.SimpleQueue()
-                self._room = Room(0, self._engine, self._inbox.put, None)
-                after = self._room.failures
-                after.probe, after.failed = before.probe, before.failed
-                raise
-
-    def _compute(self, rows: Sequence[Row]) -> list[Any]:
-        """Return the result of each row, or its error."""
-        room = self._room
+        inbox = queue.SimpleQueue[Callable[[], object]]()
+        room = Room(0, self._engine, inbox.put, None)
+        failures = room.failures
         results: dict[int, Any] = {}
-        room.enter(rows)
-        while room.open:
-            moment = room.feed(time.perf_counter(), more=False, stuck=False)
-            done, room.done = room.done, []
-            dead, room.failures.dead = room.failures.dead, []
-            results.update((row.number, row.result) for row in done)
-            results.update((row.number, error) for row, _, error in dead)
-            if done and room.failures.probe is None:
-                room.failures.probe = done[0].next()
-            room.note_ended(ok=len(done), failed=len(dead))
-            room.check()
-            if room.open and not done and not dead:
-                wait = max(0.0, min(1.0, moment - time.perf_counter()))
-                try:
-                    self._inbox.get(timeout=wait)()
-                except queue.Empty:
-                    pass
+        room.enter([Row(number, (), dict(row), number) for number, row in enumerate(rows)])
+        with self._lock:
+            failures.probe, failures.failed = self._known
+            try:
+                while room.open:
+                    moment = room.feed(time.perf_counter(), more=False, stuck=False)
+                    done, room.done = room.done, []
+                    dead, failures.dead = failures.dead, []
+                    results.update((row.number, row.result) for row in done)
+                    results.update((row.number, error) for row, _, error in dead)
+                    if done and failures.probe is None:
+                        failures.probe = done[0].next()
+                    room.note_ended(ok=len(done), failed=len(dead))
+                    room.check()
+                    if room.open and not done and not dead:
+                        wait = max(0.0, min(1.0, moment - time.perf_counter()))
+                        with suppress(queue.Empty):
+                            inbox.get(timeout=wait)()
+            finally:
+                self._known = failures.probe, failures.failed
         return [results[number] for number in range(len(rows))]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, TypedDict
 
@@ -49,12 +49,8 @@ class StepCounts:
     """Rows in the step that have not ended yet."""
     batches: int
     """Batches that have ended."""
-    seconds: float
-    """Time of the function in these batches, all workers together (s)."""
     filtered: int = 0
     """Rows with a result that the predicate `where` has refused."""
-    types: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """Rows by type of value, for each output column, as "float" and "string"."""
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from batched.offline.failures import letter_text
-from batched.offline.progress.commit import Commit, Key
+from batched.offline.progress.commit import Commit, Key, letter_text
 from batched.offline.progress.store import Progress
 from batched.offline.types.columns import Columns
 
@@ -32,7 +31,7 @@ def results(keys: Sequence[Key], values: Sequence[Any], step: int = 0, hashed: i
 def failed(keys: Sequence[Key], step: int = 0, hashed: int = 7) -> Commit:
     """Return a commit of rows that failed."""
     error = letter_text("inference", "ValueError: bad row", "File ...", 3)
-    return Commit(step, failed=[(key, hashed, error) for key in keys])
+    return Commit(step, ended=[(key, hashed, error) for key in keys])
 
 
 def outputs(progress: Progress, keys: Sequence[Key]) -> dict[tuple[Key, int], Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 from typing import Any
 
 import pyarrow as pa
@@ -21,4 +22,5 @@ def fill(result: Result, columns: Mapping[str, Any]) -> Result:
 
 def publish(result: Result, columns: Mapping[str, Any]) -> Stamp:
     """Write rows, and let them appear."""
-    return fill(result, columns).publish(len)[-1]
+    with closing(fill(result, columns)):
+        return result.publish(len)[-1]

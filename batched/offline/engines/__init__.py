@@ -26,7 +26,6 @@ def engine_for(
     Raises:
         TypeError: the function cannot be sent to a process.
         ValueError: this system cannot run the function in processes.
-        ConnectionError: there is no Ray at its address.
     """
     workers: list[Worker]
     count = step.workers or 1
@@ -43,4 +42,4 @@ def engine_for(
     else:
         payload = pickle_step(step)
         workers = [ProcessWorker(step, payload) for _ in range(count)]
-    return Engine(step, workers, on_fatal, count)
+    return Engine(step, workers, on_fatal)

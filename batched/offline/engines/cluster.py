@@ -33,12 +33,10 @@ class Ray:
     """Custom resources of each actor, by name."""
     runtime_env: Mapping[str, Any] | None = None
     """Runtime environment of the actors, as Ray takes it: packages, files, variables."""
-    startup_timeout_s: float = 300
-    """Longest time in which a step has no actor (s)."""
 
     def __post_init__(self) -> None:
         amounts = {"num_cpus": self.num_cpus, "num_gpus": self.num_gpus, **self.resources}
-        for name, value in {**amounts, "startup_timeout_s": self.startup_timeout_s}.items():
+        for name, value in amounts.items():
             check_amount(f"Ray: {name}", value)
         import_ray()
 

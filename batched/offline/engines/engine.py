@@ -105,7 +105,7 @@ class Worker(ABC):
 
 
 class Engine:
-    """The function of one step on its workers, `slots` batches at once.
+    """The function of one step on its workers, a batch on each.
 
     `on_fatal` gets the error of a worker that cannot be built, on the thread of that worker.
     """
@@ -117,10 +117,9 @@ class Engine:
         step: Step,
         workers: Sequence[Worker],
         on_fatal: Callable[[BaseException], object],
-        slots: int,
     ) -> None:
         self.step = step
-        self.slots = slots
+        self.slots = len(workers)
         """Batches that may run at once."""
         self._on_fatal = on_fatal
         self._workers = workers
@@ -129,16 +128,15 @@ class Engine:
         self.collator = parts.execution.collator
         self.options = options = function.options
         self.takes_features = options.features is not None
-        size = step.batch_size
-        self._auto = AutoSize(size) if isinstance(size, Auto) else None
-        self.batch_size = self._auto.size if self._auto else options.policy.batch_size
-        """Rows of a full batch at present."""
+        size = options.policy.batch_size
+        auto = step.batch_size
+        self._sizes = AutoSize(auto if isinstance(auto, Auto) else Auto(size, size))
         policy = replace(
             options.policy,
             batch_size=self.batch_size,
             flush="window",  # a batch is held until it is full, or `hold` says otherwise
             timeout_ms=1e15,
-            max_concurrent_batches=slots,
+            max_concurrent_batches=self.slots,
             max_queue_size=None,
             queue_timeout_ms=None,
         )
@@ -152,13 +150,17 @@ class Engine:
         self._batcher.runtime.finishes_at_exit = False
         self._mine = threading.local()  # the worker of this thread
         self._free = [*workers]  # workers without a thread
-        self._lock = threading.Lock()  # guards the counts
+        self._lock = threading.Lock()  # guards the count and the size of batches
         self.batches = 0  # that have ended
-        self.seconds = 0.0  # time of these batches (s)
         self.paused = False
         self.closed = False
         """Whether no further call begins."""
         self._holds = True
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of a full batch at present."""
+        return self._sizes.size
 
     @property
     def waiting(self) -> int:
@@ -269,12 +271,11 @@ class Engine:
     def _note_batch(self, batch: Batch, seconds: float) -> None:
         with self._lock:
             self.batches += 1
-            self.seconds += seconds
-            if self._auto and batch.fitted and batch.attempts == 1:
-                size = self._auto.next(batch.size, seconds)
-                if size != self.batch_size:
-                    self.batch_size = size
-                    self._adjust()
+            before = self.batch_size
+            if batch.fitted and batch.attempts == 1:
+                self._sizes.note(batch.size, seconds)
+            if self.batch_size != before:
+                self._adjust()
 
     # the end
 

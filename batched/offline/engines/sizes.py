@@ -23,8 +23,8 @@ class AutoSize:
         self._before = math.inf  # cost of a row in batches of half the size (s)
         self._final = False
 
-    def next(self, size: int, seconds: float) -> int:
-        """Return the size of a full batch, after a batch of `size` took `seconds`."""
+    def note(self, size: int, seconds: float) -> None:
+        """Note that a batch of `size` took `seconds`."""
         if size == self.size and not self._final:
             self._times.append(seconds)
             if len(self._times) == ENOUGH:
@@ -35,4 +35,3 @@ class AutoSize:
                 elif cost > self._before:
                     self.size = max(size // 2, self._least)
                 self._before = cost
-        return self.size

@@ -42,7 +42,7 @@ class LoopWorker(Worker):
         if self._loop is None:
             loop = asyncio.new_event_loop()
             self._thread = daemon_thread(f"{self.step.name}-loop", self._serve, loop)
-            self._loop = loop  # last: `kill` may come at any moment
+            self._loop = loop  # last: `close` may come at any moment
             self._thread.start()
 
         async def make() -> Callable[..., Any]:

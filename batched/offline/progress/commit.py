@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+import orjson
+
 from ..types.columns import Values
 
 Key = str | int
@@ -38,8 +40,13 @@ class Commit:
     step: int
     rows: list[Ended] = field(default_factory=list)  # in the order of `values`
     values: Values | None = None  # of `rows`
-    failed: list[tuple[Key, int, str]] = field(default_factory=list)  # ..., error as JSON
-    filtered: list[Ended] = field(default_factory=list)  # ended by the step's `where`
-    letters: list[Letter] = field(default_factory=list)  # of phase `source`
+    # rows without a value: each with its error as JSON; None: ended by the step's `where`
+    ended: list[tuple[Key, int, str | None]] = field(default_factory=list)
     # values to be put under these names together with the rows
     notes: Mapping[str, Any] = field(default_factory=dict)
+
+
+def letter_text(phase: str, error: str, lines: str = "", attempts: int = 0) -> str:
+    """Return the JSON by which a progress file keeps an error; `lines` are its traceback."""
+    letter = {"phase": phase, "error": error, "traceback": lines, "attempts": attempts}
+    return orjson.dumps(letter).decode()

@@ -33,9 +33,7 @@ class Committer:
         self._thread.start()
 
     def submit(self, commit: Commit) -> None:
-        """Queue a commit, once there is room; raise the error of the thread, if any."""
-        if self._error is not None:
-            raise self._error
+        """Queue a commit, once there is room."""
         self._queue.put(commit)
 
     def close(self) -> None:

@@ -6,8 +6,8 @@
 2. Keys are strings or 64-bit integers. Their columns have no type, so that 1 and "1" differ.
 3. Rows whose keys the source no longer has are kept, because the keys may come back. They are in no
    result. Failed rows among them are dropped at the end of the source.
-4. Chunks without rows are dropped by `drop_steps`, and by `close` if rows were replaced. The file
-   uses that room again. A chunk with one row left stays whole.
+4. Chunks without rows are dropped by `drop_steps`, with which each run begins. The file uses that
+   room again. A chunk with one row left stays whole.
 5. The file has no types of columns. The type of a column of the result is decided from the kinds of
    the values of all rows (`kinds`).
 6. Each window of the source is one transaction, before any of its rows is computed. Rows of the
@@ -20,8 +20,9 @@ from __future__ import annotations
 import ast
 import json
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property, lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -48,6 +49,10 @@ create table source(row integer primary key, key);
 create unique index source_key on source(key);
 create table letters(phase, row, key, error, primary key(phase, row)) without rowid
 """
+CACHED: Final = 32
+"""Chunks that stay in memory for later rows, at most."""
+CACHED_BYTES = 64 << 20
+"""Bytes of these chunks, at most; lists of floats take four times as many as objects."""
 _LETTERS: Final = "select row, key, null, error from letters where phase = "
 # all dead letters: rows that were not read, rows that failed in a step, rows without an output
 _DEAD: Final = (
@@ -70,7 +75,6 @@ class Progress(Database):
             OSError: the file cannot be opened or written.
         """
         super().__init__(path, _TABLES)
-        self._replaced = False  # whether rows were replaced: chunks may have lost their last row
 
     # --- notes
 
@@ -102,7 +106,6 @@ class Progress(Database):
             for commit, chunks in zip(commits, stored, strict=True):
                 step, rows = commit.step, iter(commit.rows)
                 _put(conn, commit.notes)
-                _add_letters(conn, "source", commit.letters)
                 for count, *chunk in chunks:
                     at = conn.execute(statement, (step, *chunk)).lastrowid
                     some = enumerate(islice(rows, count))
@@ -113,14 +116,13 @@ class Progress(Database):
                             for place, (key, hashed) in some
                         ],
                     )
-                for status, ended in (("failed", commit.failed), ("filtered", commit.filtered)):
-                    self._store(
-                        conn,
-                        [
-                            (key, step, status, None, None, hashed, error[0] if error else None)
-                            for key, hashed, *error in ended
-                        ],
-                    )
+                self._store(
+                    conn,
+                    [
+                        (key, step, "failed" if error else "filtered", None, None, hashed, error)
+                        for key, hashed, error in commit.ended
+                    ],
+                )
 
     def _store(self, conn: sqlite3.Connection, rows: list[tuple[Any, ...]]) -> None:
         """Write `rows`. Where a row replaces another, drop its results of later steps."""
@@ -128,7 +130,6 @@ class Progress(Database):
             insert(conn, "rows", rows, "replace")
             later = "delete from rows where key = ? and step > ?"
             conn.executemany(later, [row[:2] for row in rows])
-            self._replaced = True
 
     def committed(self, keys: Sequence[Key]) -> dict[tuple[Key, int], Committed]:
         """Return the committed states of rows with these `keys`, by key and step."""
@@ -149,11 +150,14 @@ class Progress(Database):
         return not self._query("select 1 from rows where status != 'failed' limit 1")
 
     def drop_steps(self, step: int, notes: Mapping[str, Any]) -> None:
-        """Drop the rows and values of `step` and of all later steps, and store notes."""
+        """Drop the rows of `step` and of all later steps, and chunks without rows. Store notes."""
         with self.transaction() as conn:
             _put(conn, notes)
             conn.execute("delete from rows where step >= ?", (step,))
-            conn.execute("delete from chunks where step >= ?", (step,))
+            conn.execute(
+                "delete from chunks where id not in "
+                "(select chunk from rows where chunk is not null)"
+            )
 
     def counts(self) -> dict[int, dict[Status, int]]:
         """Return the number of rows by step and status."""
@@ -169,8 +173,17 @@ class Progress(Database):
 
     # --- values
 
-    def chunk(self, number: int) -> list[Any]:
-        """Return the columns of a chunk: lists of values, or arrays with a row for each value."""
+    @cached_property
+    def chunk(self) -> Callable[[int], list[Any]]:
+        """Function that returns the columns of a chunk.
+
+        A column is a list of values, or an array with a row for each value. Some chunks stay in
+        memory.
+        """
+        ((largest,),) = self._query("select coalesce(max(bytes), 0) from chunks")
+        return lru_cache(max(1, min(CACHED, CACHED_BYTES // (largest + 1))))(self._read_chunk)
+
+    def _read_chunk(self, number: int) -> list[Any]:
         ((size, data),) = self._query("select bytes, data from chunks where id = ?", number)
         return unpack(data if len(data) == size else pa.decompress(data, size, "zstd", True))
 
@@ -178,11 +191,6 @@ class Progress(Database):
     def nbytes(self) -> int:
         """Size of all chunks before compression (bytes)."""
         return int(self._query("select coalesce(sum(bytes), 0) from chunks")[0][0])
-
-    @property
-    def largest_chunk(self) -> int:
-        """Size of the largest chunk before compression (bytes)."""
-        return int(self._query("select coalesce(max(bytes), 0) from chunks")[0][0])
 
     def kinds(self, step: int) -> list[list[Kind] | None]:
         """Return the kinds of the columns in the chunks of a step.
@@ -275,7 +283,7 @@ class Progress(Database):
     def add_letters(self, phase: Phase, letters: Sequence[Letter]) -> None:
         """Store dead letters of `phase`. A letter replaces an earlier letter of the same row."""
         with self.transaction() as conn:
-            _add_letters(conn, phase, letters)
+            insert(conn, "letters", [(phase, *letter) for letter in letters], "replace")
 
     def dead_letters(self) -> list[dict[str, Any]]:
         """Return all dead letters.
@@ -295,15 +303,8 @@ class Progress(Database):
         ]
 
     def close(self) -> None:
-        """Drop chunks without rows, close the file, and release its lock."""
-        # an error does no harm: a later run works without these changes, or makes them
-        with suppress(OSError):
-            if self._replaced:
-                with self.transaction() as conn:
-                    conn.execute(
-                        "delete from chunks where id not in "
-                        "(select chunk from rows where chunk is not null)"
-                    )
+        """Close the file, and release its lock and the memory of its chunks."""
+        self.__dict__.pop("chunk", None)
         super().close()
 
 
@@ -325,7 +326,3 @@ def _chunks(values: Values) -> list[tuple[int, str | None, int, bytes]]:
 def _put(conn: sqlite3.Connection, values: Mapping[str, Any]) -> None:
     for name, value in values.items():
         conn.execute("insert or replace into run values (?, ?)", (name, json.dumps(value)))
-
-
-def _add_letters(conn: sqlite3.Connection, phase: Phase, letters: Sequence[Letter]) -> None:
-    insert(conn, "letters", [(phase, *letter) for letter in letters], "replace")

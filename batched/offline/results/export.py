@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from contextlib import closing
 from os import PathLike
 from pathlib import Path
@@ -11,16 +10,15 @@ from pathlib import Path
 from ...errors import ResultError
 from ..progress.store import Progress
 from ..sources.base import WINDOW_ROWS, Rows, RowSource
-from ..types.columns import Columns, Kinds
-from ..types.values import read_column
+from ..types.columns import Columns
 from ..uris import is_remote, without_credentials
 from .merge import Merge
-from .opening import Stamp, open_result
+from .opening import open_result
 
 
 def export(
     result: str | PathLike[str],
-    dest: str | PathLike[str] | None = None,
+    dest: str | PathLike[str],
     *,
     progress: str | PathLike[str] | None = None,
     overwrite: bool = False,
@@ -32,10 +30,9 @@ def export(
 
     Args:
         result: the destination of the run.
-        dest: a file or folder, as for a run; `<result>.partial` with the suffix of the result if
-            not given.
+        dest: a file or folder, as for a run.
         progress: the progress file; next to `result` if not given.
-        overwrite: whether to replace a file at `dest` that no export of this run has written.
+        overwrite: whether to replace a file at `dest`.
 
     Raises:
         RunLocked: the run goes on.
@@ -44,47 +41,30 @@ def export(
     path = progress_path(result, progress)
     if not path.exists():
         raise ResultError(f"{path} does not exist: no run has written it, or progress= names it")
-    if dest is None:
-        if is_remote(result):
-            raise ResultError("the result is named by a URI; name a file for the export")
-        base, suffix = os.path.splitext(os.fspath(result).rstrip("/"))
-        dest = f"{base}.partial{suffix or '/'}"
     if os.path.realpath(dest) == os.path.realpath(result):
         raise ResultError(f"the export would replace the result {result} itself; name another file")
-    with closing(Progress(path)) as store:
-        written = open_result(
-            dest,
-            overwrite=overwrite,
-            known=store.get("exports") or [],
-            progress=f"{path}.export",
-        )
-
-        def note(stamps: Sequence[Stamp]) -> None:
-            store.put_all({"exports": stamps})
-
-        key = store.get("key") or "row"
-        source = _open_keys(store, key)
-        kinds = Kinds()
-        for window in source.windows(None):
-            kinds.add(read_column(window.values(key))[1])
+    with (
+        closing(Progress(path)) as store,
+        closing(open_result(dest, overwrite=overwrite, progress=f"{path}.export")) as written,
+    ):
+        source = _open_keys(store, store.get("key") or "row")
         columns = [Columns(step["output"]) for step in store.get("steps") or ()]
-        note(Merge(source, store, columns).write(written, {key: kinds}, len, note))
+        merge = Merge(source, store, written, columns)
+        for window in source.windows(None):
+            merge.note_kinds(window)
+        merge.write(len)
+        written.publish(len)
     return written.path
 
 
 def progress_path(dest: str | PathLike[str], progress: str | PathLike[str] | None) -> Path:
     """Return the absolute path of the progress file of runs to `dest`, or of `progress`."""
-    if progress is not None and is_remote(progress):
+    name = f"{str(dest).rstrip('/')}.progress" if progress is None else str(progress)
+    if is_remote(name):
         raise ResultError(
-            "progress must be a path on a disk of this machine, got "
-            f"{without_credentials(str(progress))!r}"
+            f"the progress file cannot be at {without_credentials(name)}; it must be on a disk of "
+            "this machine: say where with progress=PATH"
         )
-    if progress is None and is_remote(dest):
-        raise ResultError(
-            f"the result {without_credentials(str(dest))} is named by a URI, and its progress file "
-            "must be on a disk of this machine; say where with progress=PATH"
-        )
-    name = f"{str(dest).rstrip('/')}.progress" if progress is None else progress
     return Path(os.path.abspath(name))
 
 

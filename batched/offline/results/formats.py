@@ -151,9 +151,6 @@ def _is_finite(value: Any) -> bool:
     if isinstance(value, np.ndarray):
         return value.dtype.kind != "f" or bool(np.isfinite(value).all())
     if isinstance(value, list | tuple):
-        with suppress(TypeError, OverflowError):  # as vectors have no other values, and are long
-            if value and type(value[0]) is float:
-                return isfinite(sum(value))
         return all(map(_is_finite, value))
     return not isinstance(value, dict) or all(map(_is_finite, value.values()))
 
@@ -169,11 +166,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, date | time):
         return value.isoformat()
     if isinstance(value, np.ndarray):
-        return list(value)
-    if isinstance(value, np.floating):
-        return float(str(value))  # as few digits as the type needs
-    if isinstance(value, np.generic):
-        return value.item()
+        # as few digits as the type needs
+        return (value.astype(str).astype(float) if value.dtype.kind == "f" else value).tolist()
     if hasattr(value, "months"):
         return f"P{value.months}M{value.days}DT{value.nanoseconds / 1e9:g}S"
     return read(value)[0]

@@ -15,10 +15,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import chain
 from typing import Any, Final
 
@@ -26,25 +26,20 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
-from ...errors import RunStopped, SourceError
-from ..failures import letter_text
-from ..progress.commit import Letter
+from ...errors import SourceError
+from ..progress.commit import Letter, letter_text
 from ..progress.store import Progress
 from ..sources.base import Source, Window
 from ..sources.keys import keys_of
 from ..types.columns import Columns, Kinds, fit, without_empty
 from ..types.packing import join
 from ..types.values import Kind, arrow_type, read_column, unify
-from .opening import Result, Stamp
+from .opening import Result
 
 WINDOW_ROWS: Final = 8192
 """Rows of the source that are joined at once, at most."""
 WINDOW_BYTES: Final = 32 << 20
 """Bytes of results that a window has on average, at most."""
-CACHED: Final = 32
-"""Chunks that are kept in memory for later rows, at most."""
-CACHED_BYTES = 64 << 20
-"""Bytes of these chunks, at most; lists of floats take four times as many as objects."""
 ERROR: Final = "_error"
 """Column of the reasons why rows failed."""
 
@@ -55,6 +50,7 @@ class Merge:
 
     source: Source
     progress: Progress
+    result: Result
     columns: Sequence[Columns]
     """Output columns of each step."""
     keep: Sequence[str] | None = None
@@ -62,69 +58,52 @@ class Merge:
     key: str | None = None
     """Key column of the source, if there is one."""
     keep_failed: bool = False
+    # kinds of the kept columns, in the order in which they were read, unless Arrow has types
+    _kept: dict[str, Kinds] = field(default_factory=dict)
     _kinds: dict[str, Any] = field(default_factory=dict)  # or Arrow types, by column; None: text
-    _misfits: dict[int, str] = field(default_factory=dict)  # reasons by place in the window
 
-    def write(
-        self,
-        result: Result,
-        kept: Mapping[str, Kinds],
-        note_letters: Callable[[Sequence[Letter]], object],
-        note: Callable[[Sequence[Stamp]], object],
-    ) -> list[Stamp]:
-        """Write all rows, and publish the result. Return the stamps of `publish`.
+    def note_kinds(self, window: Window) -> None:
+        """Note the kinds of kept values of Python. A value of no kind is a fault of its row."""
+        for name in filter(self._is_kept, window.columns if self.keep is None else self.keep):
+            kinds = self._kept.setdefault(name, Kinds())
+            if self.result.is_typed:
+                values = Columns([name]).read(window.values(name))
+                for place, why in values.misfits.items():
+                    window.note_fault(place, why)
+                kinds.add(values.kinds[0])
 
-        `kept` has the columns of the source in order, with their kinds unless they are Arrow's.
+    def write(self, note_letters: Callable[[Sequence[Letter]], object]) -> int:
+        """Write all rows, which stay hidden. Return the number of rows with results.
+
         `note_letters` gets the rows left out by rule 3; an error of it ends the merge.
         """
+        is_typed = self.result.is_typed
         schema = self.source.schema
-        names = [*filter(self._is_kept, kept if schema is None else schema.names)]
+        names = [*filter(self._is_kept, self._kept if schema is None else schema.names)]
         self._kinds = dict.fromkeys([*names, *self._last_steps, *[ERROR] * self.keep_failed])
         columns: Any = list(self._kinds)
-        if result.is_typed:
-            known = {name: without_empty(kind.final()) for name, kind in kept.items()}
+        if is_typed:
+            known = {name: without_empty(kind.final()) for name, kind in self._kept.items()}
             known |= {field.name: field.type for field in schema or ()}
             known |= {ERROR: "str"} | self._kinds_of_steps()
             self._kinds = {name: known[name] for name in columns}
             columns = pa.schema([(name, arrow_type(kind)) for name, kind in self._kinds.items()])
-        try:
-            rows = result.create(columns)
-        except pa.ArrowException as error:
-            raise SourceError(
-                f"Parquet cannot hold a column of {self.source.name}: {error}; keep=[...] leaves "
-                "columns out of the result"
-            ) from error
-        good, dead = 0, list[Letter]()
-        try:
+        good = 0
+        with closing(self.result.create(columns)) as rows:
             read = [*names, *filter(None, [self.key])]
             for window in self.source.windows(read, self._window_rows, required=[]):
                 self._check_rows(window)
                 piece, ok, letters = self._join(window)
                 good += ok
-                if letters:
-                    dead = letters
-                    note_letters(letters)
-                rows.write(pa.table(piece, columns) if result.is_typed else piece)
-            rows.close()
-            self.source.check_unchanged()
-            if dead and not good:
-                why = orjson.loads(dead[-1].error)["error"]
-                raise RunStopped(f"none of the rows has a result: {why}")
-            return result.publish(note)
-        finally:
-            with suppress(Exception):  # most likely of a full disk
-                rows.close()
-            result.abort()
+                note_letters(letters)
+                rows.write(pa.table(piece, columns) if is_typed else piece)
+        self.source.check_unchanged()
+        return good
 
     @cached_property
     def _window_rows(self) -> int:
         rows, size = self.progress.source_rows, self.progress.nbytes
         return max(1, min(WINDOW_ROWS, WINDOW_BYTES * rows // (size + 1)))
-
-    @cached_property
-    def _chunk(self) -> Callable[[int], Sequence[Any]]:
-        most = max(1, min(CACHED, CACHED_BYTES // (self.progress.largest_chunk + 1)))
-        return lru_cache(most)(self.progress.chunk)
 
     @cached_property
     def _last_steps(self) -> dict[str, int]:
@@ -183,33 +162,31 @@ class Merge:
         chunks, places = self._locate(first, size)
         ok = (chunks > 0).all(0)
         ok[list(window.faults)] = False
-        misfits = self._misfits = {}
         kept = {
             name: self._kept_column(window, name) for name in self._kinds if self._is_kept(name)
         }
-        misfits |= window.faults  # some values have no form as text
         rows = np.flatnonzero(ok)
         computed: dict[str, Any] = {}
         for step, columns in enumerate(self.columns):
             read = self._read(step, chunks[step, rows], places[step, rows])
             for name, column in zip(columns.names, read, strict=True):
                 if self._last_steps[name] == step:  # no later step replaces it
-                    computed[name] = self._fit(name, column, rows)
+                    computed[name] = self._fit(window, name, column, rows)
         back = np.full(size, -1)  # place of a row in `computed`
         back[rows] = np.arange(len(rows))
-        odd = sorted([row for row in misfits if ok[row]])
+        odd = sorted([row for row in window.faults if ok[row]])  # found since
         ok[odd] = False
         back[odd] = -1
         keys = self.progress.keys_of_rows(first, size) if odd else {}
         letters = [
-            Letter(first + row, keys[first + row], letter_text("output", misfits[row]))
+            Letter(first + row, keys[first + row], letter_text("output", window.faults[row]))
             for row in odd
         ]
         shown = ok
         if self.keep_failed:
             failures = self.progress.failures(first, size)
             reasons = {row - first: orjson.loads(error)["error"] for row, error in failures.items()}
-            reasons |= {row: misfits[row] for row in odd}
+            reasons |= {row: window.faults[row] for row in odd}
             kept[ERROR] = [reasons.get(row) for row in range(size)]
             shown = ok | np.isin(np.arange(size), list(reasons))
         shown = np.flatnonzero(shown)
@@ -237,17 +214,17 @@ class Merge:
         for number in np.unique(chunks[chunks > 0]).tolist():
             rows = np.flatnonzero(chunks == number)
             order.append(rows)
-            parts.append([_take(column, places[rows]) for column in self._chunk(number)])
+            parts.append([_take(column, places[rows]) for column in self.progress.chunk(number)])
         back = np.argsort(np.concatenate(order))
         return [_take(join(column), back) for column in zip(*parts, strict=True)]
 
-    def _fit(self, name: str, column: Any, places: Any) -> Any:
-        """Return a column of the final kind; note values that do not fit by their places."""
+    def _fit(self, window: Window, name: str, column: Any, places: Any) -> Any:
+        """Return a column of the final kind. A value that does not fit is a fault of its row."""
         if (kind := self._kinds[name]) is None:
             return list(column)
         array, reasons = fit(column, kind)
         for place, why in reasons.items():
-            self._misfits[int(places[place])] = f"column {name!r}: {why}"
+            window.faults[int(places[place])] = f"column {name!r}: {why}"
         return array
 
     def _kept_column(self, window: Window, name: str) -> Any:
@@ -259,10 +236,10 @@ class Merge:
         if is_text and self.source.files is not None:
             return column  # as it was read
         values = Columns([name]).read(column)
-        self._misfits |= values.misfits
+        window.faults.update(values.misfits)
         found = dict(zip(values.places, values.columns[0], strict=True))
         places = range(window.size)
-        return self._fit(name, list(map(found.get, places)), places)
+        return self._fit(window, name, list(map(found.get, places)), places)
 
 
 def _take(column: Any, places: Any) -> Any:

@@ -4,11 +4,11 @@
 2. Rows are written to a hidden path that ends in `.writing`: next to the destination or, if that is
    remote, next to the progress file. The next run removes the leftovers of a killed one.
 3. A file that no run of this progress file wrote, or that was changed since, is replaced only with
-   `overwrite`. A file is known by its size and time of change, which the progress file keeps.
+   `overwrite`. A file is known by its size and time of change, which the progress file keeps; while
+   it is published, by its name alone.
 4. A source is never replaced by its own result, by any name of the file or symbolic link to it.
 5. One call of pyarrow uploads a file, and no exception of Python can end that call: pyarrow would
-   complete the upload of a stream that is given up. So Ctrl-C takes effect after the file. Until
-   then, a remote file is known by its name alone.
+   complete the upload of a stream that is given up. So Ctrl-C takes effect after the file.
 6. The files of a remote folder are uploaded one after another, after the old files have been
    removed, and last of all the empty `_SUCCESS`: with it the folder is whole.
 7. A URI may hold secrets: only `path` is shown.
@@ -142,7 +142,7 @@ class Result:
                 found[name] = [info.size, info.mtime_ns or 0]
             elif name != TRIED:
                 foreign.append(name)
-        return dict(sorted(found.items())), sorted(foreign)
+        return found, foreign
 
     def replaces(self, path: str) -> bool:
         """Return whether the result would replace this file of the source."""
@@ -160,8 +160,7 @@ class Result:
                 f"no file can be written to the folder {self.writing.parent}: {error.strerror}"
             ) from error
         finally:
-            if self.writing.is_file():
-                self.writing.unlink()
+            remove(self.writing)
         if self._is_remote:
             tried = self._locate(TRIED) if self.is_folder else self._key + TRIED
             with self._refuse():
@@ -187,30 +186,25 @@ class Result:
     def publish(self, note: Callable[[Sequence[Stamp]], object]) -> list[Stamp]:
         """Publish the result once its writer is closed. Return the stamps of known results.
 
-        The last stamp belongs to this result. `note` gets the stamps before the result appears, so
-        that a run killed in between knows the old result and the new one.
+        The last stamp belongs to this result. `note` gets stamps before the result appears, so that
+        a run killed in between knows the old result, and the new one by its name.
         """
         files = _parts(self.writing) or [self.writing]
-        stamp: Stamp = {}
-        for file in files:
-            _sync(file)
-            stat = file.stat()
-            name = file.name if self.is_folder else Path(self._key).name
-            stamp[name] = [stat.st_size, stat.st_mtime_ns]
-        _sync(self.writing)
+        for path in [*files, self.writing]:
+            _sync(path)
         self.check()
-        if self._is_remote:
-            stamp = {name: [] for name in [*stamp, *[WHOLE] * self.is_folder]}
-        note([*self.known, stamp])
+        names = [Path(self._key).name]
+        if self.is_folder:
+            names = [*[file.name for file in files], WHOLE]
+        note([*self.known, {name: [] for name in names}])
         if self._is_remote:
             self._upload(files)
-            stamp = self.find()[0]
         else:
             self._rename()
         whole = [known for known in self.known if all(known.values())]
-        return [*whole, stamp][-KNOWN:]
+        return [*whole, self.find()[0]][-KNOWN:]
 
-    def abort(self) -> None:
+    def close(self) -> None:
         """Remove the rows that are hidden."""
         remove(self.writing)
 
@@ -229,7 +223,7 @@ class Result:
         _sync(file.parent)
 
     def _upload(self, files: Sequence[Path]) -> None:
-        """Upload the hidden rows, and remove their local copy."""
+        """Upload the hidden rows."""
         with self._refuse():
             for name in self.find()[0] if self.is_folder else ():  # `WHOLE` comes before the parts
                 self._filesystem.delete_file(self._locate(name))
@@ -238,7 +232,6 @@ class Result:
                 fs.copy_files(str(file), there, destination_filesystem=self._filesystem)
             if self.is_folder:
                 self._filesystem.open_output_stream(self._locate(WHOLE), compression=None).close()
-        remove(self.writing)
 
     def _locate(self, name: str) -> str:
         """Return the key of an object of this name."""

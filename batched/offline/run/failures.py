@@ -23,7 +23,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ..._services.failures import error_text
@@ -44,8 +44,8 @@ USELESS: Final = 256
 """Rows in a row that fail outside the function, after which the run ends."""
 LOG_S: Final = 5.0
 """Time without an answer of a service after which a warning says so (s)."""
-SPREAD: Final = (math.sqrt(5) - 1) / 2
-"""Step between trials as a share of the rows: multiples of it spread most evenly."""
+SPREAD: Final = 0.618
+"""Step between trials as a share of the rows: multiples of the golden ratio spread most evenly."""
 
 
 @dataclass(slots=True, eq=False)
@@ -78,32 +78,31 @@ def text_of(error: BaseException | str) -> tuple[str, str]:
     return (error, "") if isinstance(error, str) else error_text(error)
 
 
+@dataclass
 class Failures:
     """Judge of the failures of one step."""
 
-    def __init__(self, name: str, retry: Retry, outage_s: float, *, once: bool = False) -> None:
-        self._name = name
-        self._retry = retry
-        self._outage_s = outage_s
-        self._once = once  # whether each row is a batch, and is called once
-        self.probe: Row | None = None  # a row that has worked, in this run or an earlier one
-        self.doubt = False
-        self.trial: Row | None = None  # row that is being tried
-        self.trial_at = -math.inf  # moment of the next trial (s)
-        self.stopped: tuple[str, BaseException | str] | None = None  # reason for which the run ends
-        self.held: list[Failure] = []  # rows that have failed for good, before a success
-        self.dead: list[Dead] = []  # rows that are dead letters
-        # rows to be called again, as a heap: from which moment (s), number in the source, the row
-        self._retries: list[tuple[float, int, Row]] = []
-        self._worked = False  # whether a row has worked in this run
-        self._last_success = -math.inf  # (s)
-        # since the last success: moment of the first failure (s), and rows that failed for good
-        self._silent_since = math.inf
-        self.failed = 0
-        # of this doubt: trials, and those that failed by the row's own error
-        self._trials = self._tried = 0
-        self._outside = 0  # rows in a row that failed outside the function
-        self._warned = False  # whether the outage was logged
+    name: str
+    retry: Retry
+    outage_s: float
+    once: bool = False  # whether each row is a batch, and is called once
+    probe: Row | None = None  # a row that has worked, in this run or an earlier one
+    doubt: bool = False
+    trial: Row | None = None  # row that is being tried
+    trial_at: float = -math.inf  # moment of the next trial (s)
+    stopped: tuple[str, BaseException | str] | None = None  # reason for which the run ends
+    held: list[Failure] = field(default_factory=list)  # failed for good, before a success
+    dead: list[Dead] = field(default_factory=list)  # rows that are dead letters
+    failed: int = 0  # rows that failed for good since the last success
+    # rows to be called again, as a heap: from which moment (s), number in the source, the row
+    _retries: list[tuple[float, int, Row]] = field(default_factory=list)
+    _worked: bool = False  # whether a row has worked in this run
+    _last_success: float = -math.inf  # (s)
+    _silent_since: float = math.inf  # moment of the first failure since the last success (s)
+    _trials: int = 0  # of this doubt
+    _tried: int = 0  # trials of this doubt that failed by the row's own error
+    _outside: int = 0  # rows in a row that failed outside the function
+    _warned: bool = False  # whether the outage was logged
 
     def moment(self, now: float) -> float:
         """Return the next moment at which a row is due (s); infinite if an event comes first."""
@@ -128,7 +127,7 @@ class Failures:
             error = error.error if isinstance(error, GivenUp) else error
             if row is self.probe:
                 self._note_probe(error, now)
-            elif self._retry.is_service_fault(error):
+            elif self.retry.is_service_fault(error):
                 self._note_fault(row, error, now)
             elif given_up:
                 row.searched = True
@@ -150,12 +149,12 @@ class Failures:
         """Note that the service has failed for a row."""
         row.faults += row.failed_at > now or self._last_success > row.failed_at
         row.failed_at = now
-        most = self._retry.attempts
-        if self._once or (row.searched and row.faults >= most):
+        most = self.retry.attempts
+        if self.once or (row.searched and row.faults >= most):
             self.held.append((row, error))
             return
         row.searched = row.searched or row.faults >= most - 1
-        moment = now + self._retry.wait(row.attempts, error)
+        moment = now + self.retry.wait(row.attempts, error)
         heapq.heappush(self._retries, (moment, row.number, row))
         if row is self.trial:
             self.trial_at = moment
@@ -163,23 +162,23 @@ class Failures:
 
     def _note_outage(self, error: BaseException, now: float) -> None:
         silent = now - min(self._silent_since, now)
-        if silent >= self._outage_s:
+        if silent >= self.outage_s:
             self.stopped = f"has not succeeded for {silent:,.0f} s", error
         elif silent >= LOG_S and not self._warned:
             self._warned = True
             _logger.warning(
                 "step %r has not succeeded for %.0f s, and waits for its service, %g s at most: %s",
-                *(self._name, silent, self._outage_s, error_text(error).error),
+                *(self.name, silent, self.outage_s, error_text(error).error),
             )
 
     def _note_probe(self, error: BaseException, now: float) -> None:
-        if self._retry.is_service_fault(error):
+        if self.retry.is_service_fault(error):
             self._note_outage(error, now)
         else:
             self._tried += 1
             if self._tried >= PROBES:
                 self.stopped = "fails even for a row that it has computed before", error
-        self.trial_at = now + max(TRIAL_S, self._retry.wait(self._trials, error))
+        self.trial_at = now + max(TRIAL_S, self.retry.wait(self._trials, error))
 
     def note_outside(self, errors: Sequence[BaseException | str], *, worked: bool) -> None:
         """Count rows that failed outside the function. `worked`: whether others have results."""

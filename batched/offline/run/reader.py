@@ -12,26 +12,18 @@ is a row with the key of an earlier row, and a row with a value that the result 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import Any, Final
+from typing import Any
 
 from ..engines.row_threads import RowThreads
-from ..failures import letter_text
 from ..identity.inputs import hash_inputs
-from ..progress.commit import Committed, Letter
+from ..progress.commit import Committed, Letter, letter_text
 from ..progress.store import Progress
 from ..sources.base import Source, Window
 from ..sources.keys import keys_of
-from ..types.columns import Columns, Kinds
 from .failures import Row
 from .plan import Plan
-
-WINDOW: Final = 2048
-"""Rows that are read, and looked up, at once."""
-CACHED: Final = 32
-"""Chunks of committed results that are kept decoded."""
 
 
 @dataclass
@@ -45,51 +37,32 @@ class Reading:
     samples: list[tuple[Row, int]] = field(default_factory=list)  # each with a step it got through
     letters: list[Letter] = field(default_factory=list)  # rows that cannot be read
     last: bool = False  # there are no more
-    error: BaseException | None = None  # of the source
-
-
-class Kept:
-    """Columns of the source that the result has, and the kinds of their values."""
-
-    def __init__(self, names: Sequence[str] | None, plan: Plan, *, is_typed: bool) -> None:
-        """Take the names of kept columns. `is_typed`: each column of the result has one type."""
-        self.names = names  # None: all
-        self._replaced = {name for step in plan.steps for name in step.outputs}
-        self._is_typed = is_typed
-        self.kinds: dict[str, Kinds] = {}  # by column, in the order in which they were read
-
-    def check(self, window: Window) -> None:
-        """Note the kinds of the values of a window. A value of no kind is a fault of its row."""
-        for name in window.columns if self.names is None else self.names:
-            if name in self._replaced:
-                continue
-            kinds = self.kinds.setdefault(name, Kinds())
-            if self._is_typed and isinstance(window.columns[name], list):
-                values = Columns([name]).read(window.values(name))
-                for place, why in values.misfits.items():
-                    window.note_fault(place, why)
-                kinds.add(values.kinds[0])
 
 
 class Reader:
-    """Thread that reads windows of the source, each when it is asked for."""
+    """Thread that reads windows of the source, each when it is asked for.
+
+    `note_kinds` gets the windows of a source without types, `tell` what was found in each, and
+    `fail` the error that ended the reading.
+    """
 
     def __init__(
         self,
         source: Source,
         plan: Plan,
         progress: Progress,
-        kept: Kept,
+        note_kinds: Callable[[Window], None],
         tell: Callable[[Reading], None],
+        fail: Callable[[BaseException], None],
     ) -> None:
         self._source = source
         self._plan = plan
         self._progress = progress
-        self._kept = kept
-        self._columns = lru_cache(CACHED)(progress.chunk)  # of a chunk, by its number
+        self._note_kinds = note_kinds
         self._sampled = 0  # steps of which a sample was found
         self._first = progress.is_empty  # so that nothing need be looked up
         self._tell = tell
+        self._fail = fail
         self._readings = self._read()
         self._thread = RowThreads(1, "reader")
 
@@ -103,19 +76,18 @@ class Reader:
 
     def _tell_next(self) -> None:
         try:
-            reading = next(self._readings)
+            self._tell(next(self._readings))
         except BaseException as error:
-            reading = Reading(last=True, error=error)
-        self._tell(reading)
+            self._fail(error)
 
     def _read(self) -> Iterator[Reading]:
         rows = 0
-        plan, kept = self._plan, self._kept
+        plan = self._plan
         # Arrow sources know the types of columns that nobody reads
         columns: list[str] | None = plan.columns
         if self._source.schema is None:
-            columns = None if kept.names is None else [*plan.columns, *kept.names]
-        for window in self._source.windows(columns, WINDOW, required=plan.columns):
+            columns = None if plan.keep is None else [*plan.columns, *plan.keep]
+        for window in self._source.windows(columns, required=plan.columns):
             yield self._find(window)
             rows = window.first + window.size
         self._progress.end_source(rows)
@@ -128,7 +100,7 @@ class Reader:
         columns = [window.values(name) for name in plan.source]
         hashes = {names: hash_inputs(window, names) for names in set(plan.depends)}
         if self._source.schema is None:
-            self._kept.check(window)
+            self._note_kinds(window)
         usable = [None if place in faults else key for place, key in enumerate(keys)]
         for place in self._progress.note_source(window.first, usable):
             window.note_fault(
@@ -152,6 +124,8 @@ class Reader:
                 self._look_up(row, committed, found)
             else:
                 found.rows[0].append(row)
+        if found.letters:
+            self._progress.add_letters("source", found.letters)
         return found
 
     def _look_up(
@@ -178,7 +152,7 @@ class Reader:
                 found.samples.append((row.next(), number))
                 self._sampled += 1
             if plan.needed[number]:
-                columns = self._columns(commit.chunk)
+                columns = self._progress.chunk(commit.chunk)
                 for name in plan.needed[number]:
                     column = columns[plan.steps[number].outputs.index(name)]
                     row.values[name] = column[commit.place]

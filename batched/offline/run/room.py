@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from functools import partial
@@ -22,8 +22,7 @@ from ...errors import RunStopped
 from ..engines.engine import SEARCHED, Engine, Unfit, WorkerClosed
 from ..engines.row_threads import RowThreads
 from ..report import StepCounts
-from ..types.columns import Columns, Values
-from ..types.values import describe_kind
+from ..types.columns import Columns
 from .failures import Failure, Failures, Row, text_of
 
 AHEAD: Final = 33
@@ -34,8 +33,6 @@ TOGETHER: Final = 16
 """Most rows in one task of a row thread."""
 CHUNK: Final = 2048
 """Most rows that the engine gets at once."""
-TYPES: Final = 32
-"""Types of one column that are counted: dicts that are keyed by data each have another."""
 FILTERED: Final[Any] = object()
 """Result of a row for which the step's `where` is false."""
 
@@ -83,8 +80,6 @@ class Room:
         self.done: list[Row] = []  # rows with results that wait for the next commit
         self.committed = -math.inf  # moment of the last commit (s)
         self._ended = {"ok": 0, "failed": 0, "filtered": 0}  # rows
-        # rows by type of value, for each output column
-        self._types: dict[str, Counter[str]] = {name: Counter() for name in step.outputs}
 
     # rows in
 
@@ -153,13 +148,11 @@ class Room:
         """Make items of rows, and hand them to the engine."""
         owner = SEARCHED if rows[0].searched else None
         groups: dict[tuple[Any, ...], tuple[list[Row], list[Any]]] = {}  # by further arguments
-        # here, Ctrl-C may end the run; a row thread must go on
-        caught = Exception if self._prepares is None else BaseException
         for row in rows:
             try:
                 args, item = self._item(row.values)
                 some, items = groups.setdefault(args, ([], []))
-            except caught as error:
+            except BaseException as error:
                 closed = isinstance(error, WorkerClosed)
                 self._end([row], [0], [error if closed else Unfit("preprocess", error)])
             else:
@@ -268,23 +261,12 @@ class Room:
             self._ended[how] += count
             self.open -= count
 
-    def note_kinds(self, values: Values) -> None:
-        """Count the types of results."""
-        for counts, kinds in zip(self._types.values(), values.kinds, strict=True):
-            for kind, rows in kinds.items():
-                if kind != "null":
-                    name = describe_kind(kind)
-                    known = name in counts or len(counts) < TYPES
-                    counts[name if known else "others"] += rows
-
     def counts(self) -> StepCounts:
         """Return the counts of now."""
         return StepCounts(
             name=self.step.name,
             waiting=self.open,
             batches=self.engine.batches,
-            seconds=self.engine.seconds,
-            types={name: dict(counts) for name, counts in self._types.items()},
             **self._ended,
         )
 

@@ -22,16 +22,15 @@ from ...errors import RunStopped
 from ..engines import engine_for
 from ..engines.cluster import Ray
 from ..engines.row_threads import RowThreads
-from ..failures import letter_text
-from ..progress.commit import Commit, Letter
+from ..progress.commit import Commit, Key, Letter, letter_text
 from ..progress.committer import Committer
 from ..progress.store import Progress
 from ..report import Snapshot
-from ..sources.base import Source
+from ..sources.base import WINDOW_ROWS, Source, Window
 from .failures import text_of
 from .interrupts import interrupts
 from .plan import Plan
-from .reader import WINDOW, Kept, Reader, Reading
+from .reader import Reader, Reading
 from .room import FILTERED, Room
 from .tally import Tally
 
@@ -59,7 +58,7 @@ class Run:
         plan: Plan,
         source: Source,
         progress: Progress,
-        kept: Kept,
+        note_kinds: Callable[[Window], None],
         ray: Ray | None,
         max_failed: float | None,
         row_threads: int,
@@ -69,10 +68,11 @@ class Run:
         self._source = source
         self._progress = progress
         self._inbox = queue.SimpleQueue[Callable[[], object]]()
-        engines = [  # before any thread starts: a step may be refused
-            engine_for(step, partial(self._post, _raise), ray) for step in plan.steps
-        ]
-        self._reader = Reader(source, plan, progress, kept, partial(self._post, self._take_reading))
+        self._fail = partial(self._post, _raise)
+        # before any thread starts: a step may be refused
+        engines = [engine_for(step, self._fail, ray) for step in plan.steps]
+        tell = partial(self._post, self._take_reading)
+        self._reader = Reader(source, plan, progress, note_kinds, tell, self._fail)
         needed = any(each.preprocess or each.postprocess or each.where for each in plan.steps)
         self._row_threads = RowThreads(row_threads if needed else 0, "rows")
         self._rooms = [
@@ -103,7 +103,7 @@ class Run:
             Exception: the source or the progress file fails, or the class of a step cannot be
                 built.
         """
-        self._committer = Committer(self._progress, partial(self._post, _raise))
+        self._committer = Committer(self._progress, self._fail)
         with ExitStack() as ends:  # each callback runs, even if Ctrl-C interrupts another
             if self._clients:  # requests without a result cost money, too
                 ends.callback(lambda: self._progress.put_all(self._spent()))
@@ -124,11 +124,10 @@ class Run:
             self.tally.note(letter.key, "", letter.error)
         self._check_budget()
 
-    def check_results(self) -> None:
-        """Stop the run if all computed rows have failed, and no other row has a result."""
-        seen = self.snapshot()
-        if self.tally.failed and not (seen.skipped or seen.ok or seen.filtered):
-            why = f"none of the {seen.read:,} rows has a result: {self.tally}"
+    def check_results(self, good: int) -> None:
+        """Stop the run if rows have failed and none is in the result; `good` are there."""
+        if self.tally.failed and not good:
+            why = f"none of the {self._counts['read']:,} rows has a result: {self.tally}"
             raise RunStopped(why) from self.tally.last_error
 
     def snapshot(self) -> Snapshot:
@@ -190,17 +189,13 @@ class Run:
     def _take_reading(self, reading: Reading) -> None:
         """Let the rows of a window enter the steps that they lack."""
         self._awaits_window = False
-        if reading.error is not None:
-            raise reading.error
         self._more_to_read = not reading.last
-        if 0 < reading.size < WINDOW:  # the rows are large, or the source ends
+        if 0 < reading.size < WINDOW_ROWS:  # the rows are large, or the source ends
             # fewer rows in memory, but enough to keep all engines busy
             least = sum([room.least for room in self._rooms])
             self._max_open = min(self._max_open, max(2 * reading.size, least))
         self._counts.update(reading.counts, read=reading.size)
-        if reading.letters:
-            self._committer.submit(Commit(0, letters=reading.letters, notes=STALE))
-            self.note_letters(reading.letters)
+        self.note_letters(reading.letters)
         for row, number in reading.samples:
             self._rooms[number].failures.probe = row
         for room, rows in zip(self._rooms, reading.rows, strict=False):
@@ -246,21 +241,21 @@ class Run:
         for row in done:
             row.result = None
         room.note_ended(ok=len(rows), filtered=len(filtered), failed=len(dead))
-        room.note_kinds(values)
         outside = [error for _, phase, error in dead if phase != "inference"]
         failures.note_outside(outside, worked=bool(rows or filtered))
-        failed = []
+        ended: list[tuple[Key, int, str | None]] = [
+            (row.key, row.inputs[number], None) for row in filtered
+        ]
         for row, phase, error in dead:
             letter = letter_text(phase, *text_of(error), row.attempts)
-            failed.append((row.key, row.inputs[number], letter))
+            ended.append((row.key, row.inputs[number], letter))
             self.tally.note(row.key, room.step.name, letter, error)
         self._committer.submit(
             Commit(
                 number,
                 [(row.key, row.inputs[number]) for row in rows],
-                values if rows else None,
-                failed,
-                [(row.key, row.inputs[number]) for row in filtered],
+                values,
+                ended,
                 notes={**STALE, **self._spent()},
             )
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import Any, Final
 
@@ -19,7 +20,8 @@ class Tally:
     """Dead letters of one run by type of error, and the number that is allowed."""
 
     def __init__(self, max_failed: float | None) -> None:
-        self._most = max_failed  # rows, or a share of all of them if below 1
+        # rows, or a share of all of them if below 1
+        self._most = math.inf if max_failed is None else max_failed
         self.errors: Counter[str] = Counter()
         self.examples: dict[str, DeadLetter] = {}  # the first of each type
         self.failed = 0  # rows
@@ -40,8 +42,6 @@ class Tally:
 
         `read`: rows that were read; `total`: rows of the source, if their number is known.
         """
-        if self._most is None:
-            return
         allowed = self._most
         if 0 < allowed < 1:
             allowed = allowed * total if total is not None else max(allowed * read, FEW)

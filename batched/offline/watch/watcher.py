@@ -143,11 +143,10 @@ def status_path(progress: Path) -> Path:
 
 def read_status(progress: Path) -> Mapping[str, Any] | None:
     """Return the newest status of a run; None if there is none."""
-    try:
-        content = json.loads(status_path(progress).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return content if isinstance(content, dict) else None
+    with suppress(OSError, ValueError):
+        status: Mapping[str, Any] = json.loads(status_path(progress).read_text(encoding="utf-8"))
+        return status
+    return None
 
 
 def _now() -> str:

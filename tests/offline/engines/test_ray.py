@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -24,7 +22,6 @@ import ray
 import ray_steps
 
 from batched import offline
-from batched.offline.engines.ray import join
 from offline_steps import ask, running
 
 pytestmark = [
@@ -35,6 +32,7 @@ pytestmark = [
 
 CPUS = 2
 """CPUs of the node that stays."""
+RAY = offline.Ray()
 
 
 @pytest.fixture(scope="module")
@@ -76,8 +74,7 @@ def pipeline(log: Path, pause: float = 0.0, count: int = 1, **settings: Any) -> 
 
 
 def run(steps: offline.Pipeline, source: Any, dest: Path, **more: Any) -> offline.Report:
-    engine = offline.Ray(startup_timeout_s=60)
-    settings = {"engine": engine, "workers": 1, "key": "id", "watch": False}
+    settings = {"engine": RAY, "workers": 1, "key": "id", "watch": False}
     return steps.run(source, dest, **{**settings, **more})
 
 
@@ -116,9 +113,6 @@ def test_each_way_to_fail_costs_one_row(cluster: Any, tmp_path: Path) -> None:
     assert letters[15].startswith("WorkerDied: the actor of measure was lost: ")
     assert letters[25] == "SystemExit: 3"
     assert "timeout_s=3" in letters[35]
-
-
-RAY = offline.Ray()
 
 
 @pytest.mark.slow
@@ -185,33 +179,6 @@ def test_a_run_goes_on_with_another_engine(cluster: Any, tmp_path: Path) -> None
         assert (report.ok, report.skipped) == (50, count - 50)
 
 
-@pytest.mark.slow
-def test_a_cluster_without_room_for_an_actor_is_refused_in_one_sentence(
-    cluster: Any, tmp_path: Path
-) -> None:
-    engine = offline.Ray(num_cpus=64, num_gpus=0.5, startup_timeout_s=1)
-    step = offline.Step(ray_steps.Shout, args=("log",), input=["id", "text"], output="loud")
-    with pytest.raises(RuntimeError) as refused:
-        run(offline.Pipeline(step), rows(10), tmp_path / "out.parquet", engine=engine)
-    assert re.match(  # nodes and actors that are leaving may still be counted
-        "step 'Shout' has no actor after 1 s: each needs CPU=64, GPU=0.5; the cluster has "
-        r"CPU=\d, GPU=0, of which CPU=\d, GPU=0 is free",
-        str(refused.value),
-    )
-    assert run(pipeline(tmp_path / "log"), rows(10), tmp_path / "other.parquet").ok == 10
-
-
-@pytest.mark.parametrize("scheme", ["", "ray://"])
-def test_an_address_where_nobody_answers_is_told_at_once(
-    scheme: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"{scheme}127.0.0.1:{server.getsockname()[1]}"
-    with pytest.raises(ConnectionError, match=f"no Ray answers at {address} "):
-        join(offline.Ray(address=address))
-
-
 WITH_FOLDER = """
 import sys
 from batched import offline
@@ -267,7 +234,7 @@ def test_a_coroutine_function_stays_with_the_driver(cluster: Any, tmp_path: Path
         ({"num_gpus": -1}, "Ray: num_gpus must be a number of at least 0, got -1"),
         ({"num_cpus": True}, "Ray: num_cpus must be a number of at least 0, got True"),
         ({"resources": {"tpu": "1"}}, "Ray: tpu must be a number of at least 0, got '1'"),
-        ({"startup_timeout_s": float("nan")}, "startup_timeout_s must be a number of at least 0"),
+        ({"num_gpus": float("nan")}, "num_gpus must be a number of at least 0"),
     ],
 )
 def test_wrong_settings_are_refused(settings: dict[str, Any], sentence: str) -> None:

@@ -29,8 +29,8 @@ def test_the_size_doubles_while_the_cost_of_a_row_falls(
     auto = AutoSize(offline.Auto(4, 32))
     found = [auto.size]
     for _ in range(10 * ENOUGH):
-        auto.next(1, 100.0)  # a batch that is not full says nothing
-        size = auto.next(auto.size, seconds(auto.size))
-        if size != found[-1]:
-            found.append(size)
+        auto.note(1, 100.0)  # a batch that is not full says nothing
+        auto.note(auto.size, seconds(auto.size))
+        if auto.size != found[-1]:
+            found.append(auto.size)
     assert found == sizes

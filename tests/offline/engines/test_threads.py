@@ -73,7 +73,6 @@ def test_each_row_gets_its_result_and_batches_are_counted(kind: Any) -> None:
     with running(kind(double)) as (submitter, _):
         assert ask(submitter, [1, 2, 3], [4]) == [2, 4, 6, 8]
         assert submitter.engine.batches == 2
-        assert submitter.engine.seconds > 0
 
 
 def test_a_decorated_function_is_unwrapped() -> None:

@@ -17,8 +17,7 @@ pytest.importorskip("pyarrow")
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from batched.offline.failures import letter_text
-from batched.offline.progress.commit import Commit, Committed, Key, Letter
+from batched.offline.progress.commit import Commit, Committed, Key, Letter, letter_text
 from batched.offline.progress.database import WINDOW
 from batched.offline.progress.store import Progress
 from batched.offline.types import columns as _columns
@@ -108,7 +107,7 @@ def test_a_large_commit_is_split_into_chunks(
 def test_a_commit_that_fails_leaves_nothing(progress: Progress) -> None:
     bad: Any = object()  # which SQLite cannot store
     with pytest.raises(sqlite3.Error):
-        progress.commit([done(["a"]), Commit(0, failed=[("b", 1, bad)])])
+        progress.commit([done(["a"]), Commit(0, ended=[("b", 1, bad)])])
     assert progress.committed(["a"]) == {}
     assert query(progress, "select count(*) from chunks") == [(0,)]
     progress.commit([done(["a"])])
@@ -163,7 +162,7 @@ def test_a_row_that_is_committed_again_loses_its_results_of_later_steps(
     progress.commit([done(["a", "b"], step) for step in (0, 1, 2)])
     again = {
         "failed": failed(["a"], step=1),
-        "filtered": Commit(1, filtered=[("a", 8)]),
+        "filtered": Commit(1, ended=[("a", 8, None)]),
         "ok": done(["a"], 1, hashed=8),
     }
     progress.commit([again[status]])
@@ -188,17 +187,14 @@ def test_a_step_is_forgotten_with_all_later_ones(progress: Progress) -> None:
     ],
     ids=["done", "failed"],
 )
-def test_chunks_without_rows_are_dropped(path: Path, again: Callable[[], Commit]) -> None:
-    progress = Progress(path)
+def test_chunks_without_rows_are_dropped(progress: Progress, again: Callable[[], Commit]) -> None:
     progress.commit([done(["a", "b"])])
     progress.commit([done(["c", "d"])])
     progress.commit([again()])
     ((before,),) = query(progress, "select count(*) from chunks")
-    progress.close()
-    progress = Progress(path)
+    progress.drop_steps(1, {})
     assert query(progress, "select count(*) from chunks") == [(before - 1,)]
     assert outputs(progress, ["c", "d"]) == {("c", 0): value("c"), ("d", 0): value("d")}
-    progress.close()
 
 
 # --- the order of the source
@@ -237,7 +233,7 @@ def test_a_source_that_did_not_change_is_not_written(progress: Progress) -> None
 
 def test_rows_are_counted_by_step_and_status(progress: Progress) -> None:
     assert progress.counts() == {}
-    filtered = Commit(1, filtered=[("c", 7), (5, 7)])
+    filtered = Commit(1, ended=[("c", 7, None), (5, 7, None)])
     progress.commit([done(["a", "b", "c"]), failed(["d", 4]), done(["a"], 1), failed(["b"], 1)])
     progress.commit([filtered])
     assert progress.counts() == {
@@ -282,7 +278,8 @@ def test_dead_letters_tell_all_of_a_failure(progress: Progress) -> None:
 
 def test_rows_outside_of_all_steps_are_dead_letters_by_row(progress: Progress) -> None:
     progress.put_all(STEPS)
-    progress.commit([Commit(0, letters=[Letter(7, None, said("source"))]), failed(["a"])])
+    progress.commit([failed(["a"])])
+    progress.add_letters("source", [Letter(7, None, said("source"))])
     progress.add_letters("output", [Letter(3, "k", said("output"))])
     progress.add_letters("output", [Letter(3, "k", said("output"))])  # one for each row
     found = [(letter["key"], letter["phase"]) for letter in progress.dead_letters()]

@@ -45,25 +45,23 @@ def test_rows_that_went_through_all_steps_are_exported_in_the_order_of_the_sourc
 ) -> None:
     first: dict[Key, Any] = {"a": 1, "b": 2, "c": 3, "gone": 4}
     result = make_run(tmp_path, ["c", None, "b", "a"], first, {"a": [1.5], "c": [2.5, 3.5]})
-    path = offline.export(result)
-    assert path == f"{tmp_path}/r.partial.parquet"
+    path = offline.export(result, tmp_path / "some.parquet")
+    assert path == f"{tmp_path}/some.parquet"
     assert pq.read_table(path).to_pylist() == [
         {"id": "c", "out0": 3, "out1": [2.5, 3.5]},
         {"id": "a", "out0": 1, "out1": [1.5]},
     ]
 
 
-def test_an_export_replaces_its_own_file_and_no_other(tmp_path: Path) -> None:
-    result = make_run(tmp_path, ["a"], {"a": 1})
-    path = offline.export(result)
-    assert offline.export(result) == path
-    os.utime(path, ns=(0, 0))
+def test_an_export_replaces_a_file_only_if_told_so(tmp_path: Path) -> None:
+    result, dest = make_run(tmp_path, ["a"], {"a": 1}), tmp_path / "some.csv"
+    dest.write_text("mine")
     with pytest.raises(ResultError, match="is there already"):
-        offline.export(result)
-    assert offline.export(result, overwrite=True) == path
-    assert {name for name in os.listdir(tmp_path) if "progress" not in name} == {
-        "r.partial.parquet"
-    }
+        offline.export(result, dest)
+    assert dest.read_text() == "mine"
+    assert offline.export(result, dest, overwrite=True) == str(dest)
+    assert dest.read_bytes() == b"id,out0\r\na,1\r\n"
+    assert {name for name in os.listdir(tmp_path) if "progress" not in name} == {"some.csv"}
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
@@ -79,19 +77,17 @@ def test_an_export_waits_for_the_end_of_the_run(tmp_path: Path) -> None:
         closing(Progress(Path(f"{result}.progress"))),
         pytest.raises(RunLocked, match="is in use by another run"),
     ):
-        offline.export(result)
+        offline.export(result, tmp_path / "some.csv")
 
 
 def test_a_run_that_has_not_begun_has_no_export(tmp_path: Path) -> None:
     with pytest.raises(ResultError, match=r"r\.csv\.progress does not exist"):
-        offline.export(tmp_path / "r.csv")
+        offline.export(tmp_path / "r.csv", tmp_path / "some.csv")
     assert not os.listdir(tmp_path)
 
 
-def test_the_export_of_a_remote_result_needs_a_file(tmp_path: Path) -> None:
+def test_a_remote_result_is_exported_from_its_progress_file(tmp_path: Path) -> None:
     make_run(tmp_path, ["a"], {"a": 1})
     progress = tmp_path / "r.parquet.progress"
-    with pytest.raises(ResultError, match="name a file for the export"):
-        offline.export("s3://bucket/r.parquet", progress=progress)
     path = offline.export("s3://bucket/r.parquet", tmp_path / "r.csv", progress=progress)
     assert Path(path).read_bytes() == b"id,out0\r\na,1\r\n"

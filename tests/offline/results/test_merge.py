@@ -6,9 +6,8 @@ import json
 import os
 import random
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,8 @@ pa = pytest.importorskip("pyarrow")
 import pyarrow.parquet as pq  # noqa: E402  # after the skip
 
 from batched.errors import SourceError  # noqa: E402
-from batched.offline.failures import letter_text  # noqa: E402
-from batched.offline.progress.commit import Commit, Key, Letter  # noqa: E402
+from batched.offline.progress import store as _store  # noqa: E402
+from batched.offline.progress.commit import Commit, Key, Letter, letter_text  # noqa: E402
 from batched.offline.progress.store import Progress  # noqa: E402
 from batched.offline.results import merge as _merge  # noqa: E402
 from batched.offline.results.formats import Lines, Parquet  # noqa: E402
@@ -29,7 +28,7 @@ from batched.offline.results.merge import Merge  # noqa: E402
 from batched.offline.results.opening import Result, open_result  # noqa: E402
 from batched.offline.sources.base import Source  # noqa: E402
 from batched.offline.sources.opening import open_source  # noqa: E402
-from batched.offline.types.columns import Columns, Kinds  # noqa: E402
+from batched.offline.types.columns import Columns  # noqa: E402
 from progress_files import results  # noqa: E402
 
 pytestmark = pytest.mark.once
@@ -81,13 +80,12 @@ class Case:
         """Return the rows of the result."""
         opened, result = self.open(source, dest)
         with closing(opened):
-            kept: dict[str, Kinds] = {}
+            merge = Merge(opened, self.progress, result, columns, keep, **settings)
             for window in opened.windows(None) if opened.schema is None else ():
-                for name in window.columns:
-                    kinds = kept.setdefault(name, Kinds())
-                    kinds.add(Columns([name]).read(window.values(name)).kinds[0])
-            merge = Merge(opened, self.progress, columns, keep, **settings)
-            merge.write(result, kept, self.letters.extend, len)
+                merge.note_kinds(window)
+            with closing(result):
+                merge.write(self.letters.extend)
+                result.publish(len)
         assert not list((self.folder / "results").glob("*.writing"))
         return read(result.path)
 
@@ -105,21 +103,6 @@ def case(tmp_path: Path) -> Iterator[Case]:
     case = Case(tmp_path)
     yield case
     case.progress.close()
-
-
-@contextmanager
-def chunks_read(progress: Progress, monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[int]]:
-    """Count how often each chunk is read."""
-    counts: Counter[int] = Counter()
-    read = progress.chunk
-
-    def chunk(number: int) -> Any:
-        counts[number] += 1
-        return read(number)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(progress, "chunk", chunk)
-        yield counts
 
 
 VALUES: dict[str, Callable[[int], Any]] = {
@@ -186,10 +169,10 @@ def test_any_order_of_the_source_gives_its_rows_and_the_usual_one_reads_each_chu
     monkeypatch.setattr(_merge, "WINDOW_ROWS", 30)
     for rows in (keys, order):
         case.note(rows)
-        with chunks_read(case.progress, monkeypatch) as counts:
-            found = case.merge([{"id": n} for n in rows], dest, key="id", columns=columns)
-        assert len(counts) == 2 * len(keys) // batch
-        assert rows is order or set(counts.values()) == {1}
+        case.progress.chunk.cache_clear()
+        found = case.merge([{"id": n} for n in rows], dest, key="id", columns=columns)
+        read = case.progress.chunk.cache_info().misses
+        assert rows is order or read == 2 * len(keys) // batch
         expected = [plain(values[n]) for n in rows]
         assert [row["first"] for row in found] == [row["out"] for row in found] == expected
         assert [row["id"] for row in found] == rows
@@ -222,7 +205,8 @@ def test_few_large_chunks_are_in_memory_at_once(
 ) -> None:
     keys = list(range(40))
     case.commit(keys, [np.full(1000, n, np.float64) for n in keys], batch=2)
-    read, found, most = case.progress.chunk, list[Any](), 0
+    monkeypatch.setattr(_store, "CACHED_BYTES", 70_000)
+    read, found, most = case.progress._read_chunk, list[Any](), 0
 
     def chunk(number: int) -> list[Any]:
         nonlocal most
@@ -231,8 +215,7 @@ def test_few_large_chunks_are_in_memory_at_once(
         most = max(most, sum(each() is not None for each in found))
         return columns
 
-    monkeypatch.setattr(case.progress, "chunk", chunk)
-    monkeypatch.setattr(_merge, "CACHED_BYTES", 70_000)
+    monkeypatch.setattr(case.progress, "_read_chunk", chunk)
     assert len(case.merge([{"id": n} for n in keys], "r.parquet")) == 40
     assert (len(found), most) == (20, 5)
 
@@ -388,7 +371,7 @@ def test_failed_rows_are_kept_with_their_error_if_asked(dest: str, case: Case) -
     case.commit([0, 3], [np.full(2, n, np.float32) for n in (0, 3)])
     case.commit([4], ["odd"])
     error = letter_text("inference", "ValueError: no")
-    case.progress.commit([Commit(0, failed=[(2, 0, error)], filtered=[(5, 0)])])
+    case.progress.commit([Commit(0, ended=[(2, 0, error), (5, 0, None)])])
     case.progress.add_letters("source", [Letter(1, None, letter_text("source", "no JSON"))])
     case.note([0, None, 2, 3, 4, 5])
     source = case.source('{"n":0}\n{broken\n{"n":2}\n{"n":3}\n{"n":4}\n{"n":5}\n')

@@ -29,7 +29,7 @@ LETTER: DeadLetter = {
 
 
 def counts(ok: int = 0, waiting: int = 0, batches: int = 0, failed: int = 0) -> StepCounts:
-    return StepCounts("embed", ok, failed, waiting, batches, 0.0)
+    return StepCounts("embed", ok, failed, waiting, batches)
 
 
 def snapshot(
@@ -140,7 +140,7 @@ def test_the_status_file_tells_all_that_is_known(tmp_path: Path) -> None:
         "progress": str(progress),
         **rows,
         "seconds": 1.0,
-        "steps": [{**embed, "seconds": 0.0, "types": {}, "rows_per_s": None, "seconds_left": None}],
+        "steps": [{**embed, "rows_per_s": None, "seconds_left": None}],
         "errors": {"ValueError": 3},
         "examples": {"ValueError": dict(LETTER)},
         "stopped": "",
@@ -249,7 +249,7 @@ def test_a_log_gets_a_line_every_10_s_for_the_first_failure_and_at_the_end(
 
 
 def test_a_report_names_all_outcomes_of_rows() -> None:
-    step = StepCounts("embed", 1990, 3, 0, 20, 1.0, filtered=7)
+    step = StepCounts("embed", 1990, 3, 0, 20, filtered=7)
     seen = Snapshot(2000, 2000, 0, 0, 2.0, (step,), {"ValueError": 3}, {})
     report = Report(**vars(seen), output="x.parquet", progress="x.parquet.progress")
     assert str(report) == (
