@@ -15,8 +15,6 @@ from collections.abc import Iterator
 from types import CodeType
 from typing import Any
 
-__all__ = ["walk"]
-
 _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
 _STORES = ("STORE_SUBSCR", "DELETE_SUBSCR", "STORE_ATTR", "DELETE_ATTR")
 _MUTATORS = re.compile(
