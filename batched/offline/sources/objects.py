@@ -57,18 +57,18 @@ def _open_dataset(dataset: Any, name: str) -> Source:
 
 def _open_ray(dataset: Any, name: str, spool: Path, limit: int) -> Source:
     """Open a `ray.data.Dataset`, which Ray computes now."""
-    blocks = dataset.iter_batches(batch_size=None, batch_format="pyarrow")
-    batches = (_without_tensors(batch) for block in blocks for batch in block.to_batches())
-    return spool_batches(batches, name, spool, limit)
 
+    def read() -> Iterator[Any]:
+        for block in dataset.iter_batches(batch_size=None, batch_format="pyarrow"):
+            for batch in block.to_batches():
+                arrays = list(map(_plain, batch.schema.names, batch.columns))
+                yield pa.RecordBatch.from_arrays(arrays, names=batch.schema.names)
 
-def _without_tensors(batch: Any) -> Any:
-    """Return a batch with Arrow's own types for Ray's tensors."""
-    arrays = list(map(_plain, batch.schema.names, batch.columns))
-    return pa.RecordBatch.from_arrays(arrays, names=batch.schema.names)
+    return spool_batches(read(), name, spool, limit)
 
 
 def _plain(name: str, array: Any) -> Any:
+    """Return an array of Arrow's own type for Ray's tensors."""
     kind = array.type
     if not getattr(kind, "extension_name", "").startswith("ray.data."):
         return array
