@@ -159,4 +159,5 @@ def test_vectors_of_different_lengths_and_no_rows_at_all(tmp_path: Path) -> None
     offline.run(double, ray.data.from_items(rows), dest, **SETTINGS)
     assert pq.read_table(dest)["vector"].to_pylist() == [[0], [0, 1]]
     empty = ray.data.from_arrow(pa.table({"id": pa.array([], "int64")}))
-    assert offline.run(double, empty, tmp_path / "none.parquet", **SETTINGS).ok == 0
+    with pytest.raises(SourceError, match="has no column 'id'; its columns are none"):
+        offline.run(double, empty, tmp_path / "none.parquet", **SETTINGS)

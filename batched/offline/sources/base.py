@@ -242,7 +242,7 @@ class ArrowSource(Source):
 def unify(schemas: Sequence[Any], name: str) -> Any:
     """Return the schema that takes the values of all schemas; text and bytes have none."""
     with refusing(lambda: name):
-        plain = list(map(plain_schema, schemas))
+        plain = [pa.schema([]), *map(plain_schema, schemas)]
         found = pa.unify_schemas(plain, promote_options="permissive")
     for each in chain.from_iterable(schemas):
         now = found.field(each.name).type

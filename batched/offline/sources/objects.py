@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from reprlib import repr as shorten
 from typing import Any, Final
@@ -21,7 +21,7 @@ import pyarrow as pa
 from ...errors import SourceError
 from .base import WINDOW_ROWS, ArrowSource, Fault, Rows, RowSource, Source
 from .errors import explain, refusing
-from .spool import spool_batches, spool_rows
+from .spool import spool_rows, spool_tables
 
 _INDEX: Final = re.compile(r"__index_level_\d+__")
 _IN_MEMORY: Final = {"pyarrow", "pandas", "polars"}
@@ -60,11 +60,10 @@ def _open_ray(dataset: Any, name: str, spool: Path, limit: int) -> Source:
 
     def read() -> Iterator[Any]:
         for block in dataset.iter_batches(batch_size=None, batch_format="pyarrow"):
-            for batch in block.to_batches():
-                arrays = list(map(_plain, batch.schema.names, batch.columns))
-                yield pa.RecordBatch.from_arrays(arrays, names=batch.schema.names)
+            whole = [column.combine_chunks() for column in block.columns]
+            yield pa.table(list(map(_plain, block.column_names, whole)), block.column_names)
 
-    return spool_batches(read(), name, spool, limit)
+    return spool_tables(read(), name, spool, limit)
 
 
 def _plain(name: str, array: Any) -> Any:
@@ -108,7 +107,9 @@ def open_object(source: Any, spool: Path, limit: int) -> Source:
         with refusing(lambda: f"{name}, as a stream of Arrow,"):
             reader = pa.RecordBatchReader.from_stream(source)
         if package not in _IN_MEMORY or isinstance(source, pa.RecordBatchReader):
-            return spool_batches(reader, name, spool, limit)
+            tables = (pa.Table.from_batches([batch]) for batch in reader)
+            first = reader.schema.empty_table()  # there may be no batch
+            return spool_tables(chain([first], tables), name, spool, limit)
         table = reader.read_all()
         # of a filtered frame of pandas
         table = table.drop_columns([*filter(_INDEX.fullmatch, table.column_names)])

@@ -1,6 +1,6 @@
 """Spools: files that keep the rows of a source with one pass for further passes.
 
-All rows are written when the source is opened. Values of rows keep their Python types. Batches of
+All rows are written when the source is opened. Values of rows keep their Python types. Tables of
 Arrow may have different types, and get those that the schemas of all of them have in common.
 """
 
@@ -35,17 +35,17 @@ def spool_rows(rows: Rows, name: str, path: Path) -> RowSource:
     return RowSource(name, read, rows=count)
 
 
-def spool_batches(batches: Iterable[Any], name: str, path: Path, limit: int) -> ArrowSource:
-    """Write record batches, at most `limit` rows, to a file, and open it."""
+def spool_tables(tables: Iterable[Any], name: str, path: Path, limit: int) -> ArrowSource:
+    """Write tables of Arrow, at most `limit` rows, to a file, and open it."""
     count = 0
     schemas: dict[Any, None] = {}
     with _writing(path) as file:
-        for batch in batches:
-            part = batch.slice(0, limit - count)
+        for table in tables:
+            part = table.slice(0, limit - count)
             schemas[part.schema] = None
             count += part.num_rows
             with pa.ipc.new_stream(file, part.schema) as writer:
-                writer.write_table(pa.Table.from_batches([part]), WINDOW_ROWS)
+                writer.write_table(part, WINDOW_ROWS)
             if count == limit:
                 break
 

@@ -272,6 +272,7 @@ def torch_rows() -> Any:
     return [{"v": torch.tensor([1.0])}]
 
 
+EMPTY = pa.table({"a": pa.array([], pa.int64())})
 OBJECTS: dict[str, tuple[Callable[[], Any], Any]] = {
     "a filtered frame": (lambda: (f := pandas(a=[1, 2, 3]))[f.a > 1], [{"a": 2}, {"a": 3}]),
     "a sorted frame": (lambda: pandas(a=[2, 1]).sort_values("a"), ROWS),
@@ -288,7 +289,8 @@ OBJECTS: dict[str, tuple[Callable[[], Any], Any]] = {
     "a generator": (lambda: (row for row in ROWS), ROWS),
     "a reader": (lambda: pa.Table.from_pylist(ROWS).to_reader(), ROWS),
     "no rows": (list, []),
-    "an empty table": (lambda: pa.table({"a": pa.array([], pa.int64())}), []),
+    "an empty table": (lambda: EMPTY, []),
+    "an empty stream": (lambda: pa.RecordBatchReader.from_batches(EMPTY.schema, []), []),
     "standard tables": (lambda: pa.table({"a": [1, 2]}), ROWS),
     "a dict of columns": (lambda: {"a": [1, 2]}, "the dict is no list of rows"),
     "a set": (lambda: {1}, "row 0 .*: a row is a dict of columns, not int 1"),
