@@ -31,7 +31,7 @@ def keys_of(window: Window, column: str | None) -> list[Key | None]:
         try:
             key, kind = read(value)
         except Exception:  # a value without a canonical form
-            kind = "any"
+            key, kind = None, "any"
         if kind not in KINDS:
             key = None
             window.note_fault(

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pyarrow import compute, types
+from pyarrow import types
 
 
 def to_python(array: Any) -> list[Any]:
@@ -37,8 +37,8 @@ def to_python(array: Any) -> list[Any]:
     if isinstance(kind, pa.FixedShapeTensorType):
         return [np.reshape(row, kind.shape) for row in to_python(array.storage)]
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        lengths = compute.list_value_length(array).to_numpy()
-        return _cut(array.flatten(), [0, *lengths.cumsum().tolist()])
+        ends = array.value_lengths().to_numpy().cumsum()
+        return _cut(array.flatten(), [0, *ends.tolist()])
     if _is_number(kind) or types.is_string(kind) or types.is_large_string(kind):
         rows = array.to_numpy(zero_copy_only=False).tolist()
         return rows
