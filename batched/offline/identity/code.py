@@ -34,8 +34,6 @@ from typing import Any
 
 from .syntax import walk
 
-__all__ = ["difference", "fingerprint"]
-
 _logger = logging.getLogger("batched")
 
 _LARGEST = 16 << 20
@@ -165,8 +163,7 @@ class _Reader:
             self._names.add(name)
             yield from (name, self._describe(owner))
         elif isinstance(value, list | tuple | deque):
-            are_plain = {*map(type, value)} <= {str, int, float}  # which may be many
-            yield from [ascii(value)] if are_plain else map(self._describe, value)
+            yield from map(self._describe, value)
         elif isinstance(value, set | frozenset):
             yield from sorted(map(self._describe, value))
         elif meaning := _meaning(value):
@@ -174,9 +171,8 @@ class _Reader:
         elif is_own:
             yield self._describe(kind)
             for name, part in sorted(_state(value).items()):
-                if not isinstance(getattr(kind, name, None), functools.cached_property):
-                    places = [(id(each), name) for each in (value, *kind.__mro__)]
-                    self.add(f"the attribute {name} of {kind.__qualname__}", part, *places)
+                places = [(id(each), name) for each in (value, *kind.__mro__)]
+                self.add(f"the attribute {name} of {kind.__qualname__}", part, *places)
         elif callable(value) and name:
             yield name
         else:
@@ -193,7 +189,7 @@ class _Reader:
         uses = [*walk(code)]
         yield ascii(uses)
         found |= _defaults(func)
-        for each, value in sorted(found.items()):
+        for each, value in found.items():
             self.add(f"the variable {each} of {func.__qualname__}()", value, (id(func), each))
         names = {each for how, each in uses if how.endswith(_NAMES)}
         self._names |= names

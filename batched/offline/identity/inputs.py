@@ -12,9 +12,7 @@
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Sequence
-from datetime import date, time
 from typing import Any, Final
 
 import numpy as np
@@ -24,20 +22,18 @@ from xxhash import xxh3_64_digest
 from ..sources.base import Window
 from ..types.values import read
 
-__all__ = ["hash_inputs"]
-
 _FORM: Final = orjson.OPT_SORT_KEYS | orjson.OPT_PASSTHROUGH_DATETIME
 
 
 def hash_inputs(window: Window, columns: Sequence[str]) -> list[int]:
     """Return for each row a signed 64-bit hash of its values in these columns, in this order.
 
-    A value without a stable hash becomes a fault of its row. The hash of a row with a fault is 0.
+    A value without a stable hash becomes a fault of its row, and the hash is 0.
     """
-    digests = [bytes(8)] * window.size
+    hashes = [0] * window.size
     for place, row in enumerate(zip(*map(window.values, columns), strict=True)):
         try:
-            digests[place] = xxh3_64_digest(_json(row))
+            hashes[place] = int.from_bytes(xxh3_64_digest(_json(row)), "big", signed=True)
         except Exception as error:  # objects may have methods of any kind
             window.note_fault(
                 place,
@@ -45,9 +41,6 @@ def hash_inputs(window: Window, columns: Sequence[str]) -> list[int]:
                 "hold text, bytes, numbers, dates, and lists, dicts and arrays of these (of large "
                 "objects, their paths)",
             )
-    hashes = list(struct.unpack(f">{window.size}q", b"".join(digests)))
-    for place in window.faults:
-        hashes[place] = 0
     return hashes
 
 
@@ -64,14 +57,10 @@ def _json(row: Any) -> bytes:
 
 def _plain(value: Any) -> Any:
     """Return a form in JSON of a value that JSON lacks."""
-    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind not in "mM":
+    if isinstance(value, np.ndarray):
         return value.tolist()
-    if isinstance(value, date | time):
-        return {type(value).__name__: value.isoformat()}
     plain, _ = read(value)
-    if type(plain) is not type(value):
-        return plain
-    return {type(plain).__name__: plain.hex() if isinstance(plain, bytes) else str(plain)}
+    return plain if type(plain) is not type(value) else {type(value).__name__: str(value)}
 
 
 _STANDARD: Final = json.JSONEncoder(

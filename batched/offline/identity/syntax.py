@@ -16,8 +16,6 @@ from itertools import zip_longest
 from types import CodeType
 from typing import Any
 
-__all__ = ["walk"]
-
 _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
 _STORES = ("STORE_SUBSCR", "DELETE_SUBSCR", "STORE_ATTR", "DELETE_ATTR")
 _PLACES = ("__doc__", "__firstlineno__", "__module__", "__static_attributes__")

@@ -174,16 +174,17 @@ class Progress(Database):
     # --- values
 
     @cached_property
-    def chunk(self) -> Callable[[int], list[Any]]:
+    def chunk(self) -> Callable[[int | None], list[Any]]:
         """Function that returns the columns of a chunk.
 
         A column is a list of values, or an array with a row for each value. Some chunks stay in
         memory.
         """
         ((largest,),) = self._query("select coalesce(max(bytes), 0) from chunks")
-        return lru_cache(max(1, min(CACHED, CACHED_BYTES // (largest + 1))))(self._read_chunk)
+        keep = lru_cache(max(1, min(CACHED, CACHED_BYTES // (int(largest) + 1))))
+        return keep(self._read_chunk)
 
-    def _read_chunk(self, number: int) -> list[Any]:
+    def _read_chunk(self, number: int | None) -> list[Any]:
         ((size, data),) = self._query("select bytes, data from chunks where id = ?", number)
         return unpack(data if len(data) == size else pa.decompress(data, size, "zstd", True))
 

@@ -76,6 +76,6 @@ def _open_keys(progress: Progress, column: str) -> RowSource:
         for first in range(0, rows, WINDOW_ROWS):
             keys = progress.keys_of_rows(first, WINDOW_ROWS)
             for row in range(first, min(first + WINDOW_ROWS, rows)):
-                yield {column: keys.get(row)}, None
+                yield {column: keys.get(row)}
 
     return RowSource("the progress file", read)

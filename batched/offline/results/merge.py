@@ -30,8 +30,9 @@ from ...errors import SourceError
 from ..progress.commit import Letter, letter_text
 from ..progress.store import Progress
 from ..sources.base import Source, Window
+from ..sources.errors import row_name
 from ..sources.keys import keys_of
-from ..types.columns import Columns, Kinds, fit, without_empty
+from ..types.columns import Columns, Kinds, fit
 from ..types.packing import join
 from ..types.values import Kind, arrow_type, read_column, unify
 from .opening import Result
@@ -83,7 +84,7 @@ class Merge:
         self._kinds = dict.fromkeys([*names, *self._last_steps, *[ERROR] * self.keep_failed])
         columns: Any = list(self._kinds)
         if is_typed:
-            known = {name: without_empty(kind.final()) for name, kind in self._kept.items()}
+            known = {name: kind.final() for name, kind in self._kept.items()}
             known |= {field.name: field.type for field in schema or ()}
             known |= {ERROR: "str"} | self._kinds_of_steps()
             self._kinds = {name: known[name] for name in columns}
@@ -119,7 +120,7 @@ class Merge:
         found: dict[str, Any] = {}
         for number, columns in enumerate(self.columns):
             for name, kind in zip(columns.names, self._final_kinds(number), strict=True):
-                kind = unify(without_empty(kind), "null" if self.keep_failed else "unseen")
+                kind = unify(kind, "null" if self.keep_failed else "unseen")
                 found[name] = columns.declared.get(name) or kind
         return found
 
@@ -146,7 +147,7 @@ class Merge:
         if self.key is not None:
             keys = keys_of(window, self.key)
             changes += [
-                f"{window.where(row)} had the key {key!r}, and has {keys[row - first]!r} now"
+                f"{row_name(row)} had the key {key!r}, and has {keys[row - first]!r} now"
                 for row, key in self.progress.keys_of_rows(first, size).items()
                 if keys[row - first] != key
             ]

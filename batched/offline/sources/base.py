@@ -1,6 +1,7 @@
 """Sources, their windows of rows, and values as Python objects.
 
-1. A row is named by its number in the source, counted from 0; in text files by file and line, too.
+1. A row is named by its number in the source, counted from 0; a line of text that cannot be read,
+   by its file and line, too.
 2. A row that cannot be read is a fault of its window. It keeps its number, and the values of the
    columns that it has.
 3. A source is refused if it has several rows and none of the first window can be read.
@@ -12,16 +13,18 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
-from reprlib import repr as shorten
+from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
 
 from ...errors import SourceError
-from ..types.arrow import plain_type, to_python
+from ..types.arrow import plain_schema, to_python
+from ..types.values import show
 from .errors import check_names, explain, lack, missing_column, refusing, row_name
 from .files import Files
 
@@ -31,11 +34,8 @@ WINDOW_ROWS: Final = 2048
 WINDOW_BYTES = 64 << 20
 """Bytes of values after which a window ends, though it has room for more rows."""
 
-Line = tuple[str, int] | None
-"""File and line of a row of text; lines are counted from 1."""
-
-Rows = Iterator[tuple[Any, Line]]
-"""Rows, each a mapping or a `Fault`, with their lines."""
+Rows = Iterator[Any]
+"""Rows, each a mapping or a `Fault`."""
 
 
 class Fault(str):
@@ -56,8 +56,6 @@ class Window:
     """Arrow arrays if the source is Arrow's, else lists of Python values."""
     faults: dict[int, str] = field(default_factory=dict)
     """Sentence for each row that cannot be read, by its place in the window."""
-    lines: Sequence[Line] = ()
-    """File and line of each row; empty if the source has no lines."""
     _values: dict[str, list[Any]] = field(default_factory=dict, repr=False)
 
     def values(self, name: str) -> list[Any]:
@@ -67,17 +65,17 @@ class Window:
         """
         if name not in self._values:
             column = self.columns[name]
-            is_list = isinstance(column, list)
-            self._values[name] = column if is_list else self._convert(name, column)
+            if not isinstance(column, list):
+                column = self._convert(name, column)
+            self._values[name] = column
         return self._values[name]
 
     def _convert(self, name: str, array: Any, place: int = 0) -> list[Any]:
         try:
             return to_python(array)
-        except (pa.ArrowException, ValueError, OverflowError) as error:
+        except Exception as error:
             if len(array) > 1:
-                each = [self._convert(name, array.slice(at, 1), at) for at in range(len(array))]
-                return list(chain.from_iterable(each))
+                return [self._convert(name, array.slice(at, 1), at)[0] for at in range(len(array))]
             self.note_fault(
                 place,
                 f"the value in column {name!r}, of type {array.type}, has no equal in Python "
@@ -86,14 +84,9 @@ class Window:
             )
             return [None]
 
-    def where(self, number: int) -> str:
-        """Return the name of the row with this number in the source, for messages."""
-        line = self.lines[number - self.first] if self.lines else None
-        return f"{line[0]!r}, line {line[1]}, {row_name(number)}" if line else row_name(number)
-
     def note_fault(self, place: int, reason: str) -> None:
         """Record why the row at a place cannot be read; its first reason stays."""
-        self.faults.setdefault(place, f"{self.where(self.first + place)}: {reason}")
+        self.faults.setdefault(place, f"{row_name(self.first + place)}: {reason}")
 
 
 class Source:
@@ -101,31 +94,25 @@ class Source:
 
     columns: list[str] | None = None
     """Names of the columns; None if only the rows know."""
-    limit: int | None = None
-    """Number of rows that are read at most; None: all."""
+    limit: int = sys.maxsize
+    """Number of rows that are read at most."""
     schema: Any = None
     """Arrow's schema of all columns; None if rows are Python's."""
     estimate: int | None = None
     """Number of rows, estimated when the source was opened; None without an estimate."""
     form: str = ""
     """Settings by which files are read."""
-    _windows: Callable[[Sequence[str] | None, int, Sequence[str]], Iterator[Window]]
+    spool: Path | None = None
+    """File that `close` deletes if it is there."""
+    _windows: Callable[..., Iterator[Window]]
 
-    def __init__(
-        self,
-        name: str,
-        rows: int | None = None,
-        files: Files | None = None,
-        end: Callable[[], object] | None = None,
-    ) -> None:
-        """Make a source; `end` ends all reading, and deletes the spool."""
+    def __init__(self, name: str, rows: int | None = None, files: Files | None = None) -> None:
         self.name = name
         """Path or kind of object, for messages."""
         self.rows = rows
         """Number of rows; None until it is known."""
         self.files = files
         """Files that the source reads, if it reads any."""
-        self.close = end or (lambda: None)
 
     def windows(
         self,
@@ -145,6 +132,11 @@ class Source:
                 raise missing_column(column, self.name, known)
         return self._windows(columns, size, needed)
 
+    def close(self) -> None:
+        """Delete the spool, if there is one."""
+        if self.spool:
+            self.spool.unlink(missing_ok=True)
+
     def check_unchanged(self) -> None:
         """Raise `SourceError` if files changed since the source was opened."""
         if self.files:
@@ -162,12 +154,10 @@ class RowSource(Source):
     def _windows(
         self, columns: Sequence[str] | None, size: int, required: Sequence[str]
     ) -> Iterator[Window]:
-        first, needed = 0, set(required)
-        for rows, lines in gather(islice(self._read(), self.limit), size, self.name):
-            window = Window(first, len(rows), {}, lines=lines)
+        first = 0
+        for rows in gather(islice(self._read(), self.limit), size, self.name):
+            window = Window(first, len(rows), {})
             for place, row in enumerate(rows):
-                if type(row) is dict and row.keys() >= needed:
-                    continue
                 if why := _fault(row, required):
                     window.note_fault(place, why)
                     if not isinstance(row, Mapping):
@@ -177,8 +167,6 @@ class RowSource(Source):
             # a window of nothing but faults has the required columns, too
             every = chain(chain.from_iterable(rows), required)
             names = dict.fromkeys(every if columns is None else columns)
-            if odd := [name for name in names if not isinstance(name, str)]:
-                raise SourceError(f"{self.name} has a column {shorten(odd[0])}; names are strings")
             window.columns = {name: [row.get(name) for row in rows] for name in names}
             first += len(rows)
             yield window
@@ -186,40 +174,37 @@ class RowSource(Source):
 
 
 def _fault(row: Any, required: Sequence[str]) -> str | None:
-    if isinstance(row, Mapping):
-        lacking = next((name for name in required if name not in row), None)
-        return None if lacking is None else lack(lacking, list(map(str, row)))
     if isinstance(row, Fault):
         return row
-    return f"a row is a dict of columns, not {shorten(row)}, a {type(row).__name__}"
+    if not isinstance(row, dict | Mapping):
+        return f"a row is a dict of columns, not {show(row)}"
+    lacking = [name for name in required if name not in row]
+    return lack(lacking[0], list(map(str, row))) if lacking else None
 
 
-def gather(rows: Rows, size: int, name: str) -> Iterator[tuple[list[Any], list[Line]]]:
-    """Gather rows and their lines to lists of `size`, or shorter lists where rows are large."""
+def gather(rows: Rows, size: int, name: str) -> Iterator[list[Any]]:
+    """Gather rows to lists of `size`, or to shorter lists where rows are large."""
     block: list[Any] = []
-    lines: list[Line] = []
     first = held = 0
     with refusing(lambda: f"{row_name(first + len(block))} of {name}"):
-        for row, line in rows:
+        for row in rows:
             block.append(row)
-            lines.append(line)
             held += _weight(row)
             if len(block) == size or held >= WINDOW_BYTES:
-                yield block, lines
+                yield block
                 first += len(block)
-                block, lines, held = [], [], 0
+                block, held = [], 0
     if block:
-        yield block, lines
+        yield block
 
 
 def _weight(value: Any) -> int:
     """Return the bytes of the parts of a value that may be large, roughly."""
     if isinstance(value, dict):
         return sum(map(_weight, value.values()))
-    if isinstance(value, list | tuple):
-        are_numbers = not value or isinstance(value[0], int | float | None)
-        return 8 * len(value) if are_numbers else sum(map(_weight, value))
-    return len(value) if isinstance(value, str | bytes) else getattr(value, "nbytes", 0)
+    if isinstance(value, list | tuple) and not isinstance(next(iter(value), 0), int | float):
+        return sum(map(_weight, value))
+    return getattr(value, "nbytes", 0) or sys.getsizeof(value)
 
 
 class ArrowSource(Source):
@@ -231,7 +216,7 @@ class ArrowSource(Source):
         """Make a source; `read` reads record batches of columns, `about` goes to `Source`."""
         super().__init__(name, **about)
         self._read = read
-        self.schema = pa.schema([part.with_type(plain_type(part.type)) for part in schema])
+        self.schema = plain_schema(schema)
         self.columns = self.schema.names
         check_names(name, schema.names)
 
@@ -245,8 +230,7 @@ class ArrowSource(Source):
         first = 0
         with refusing(lambda: f"{row_name(first)} of {self.name}, or one soon after it,"):
             for whole in self._read(read):
-                left = None if self.limit is None else self.limit - first
-                batch = conform(whole.slice(0, left), schema)
+                batch = conform(whole.slice(0, self.limit - first), schema)
                 room = batch.num_rows * WINDOW_BYTES // max(1, batch.nbytes)
                 step = max(1, min(size, room))
                 for offset in range(0, batch.num_rows, step):
@@ -260,10 +244,8 @@ class ArrowSource(Source):
 def unify(schemas: Sequence[Any], name: str) -> Any:
     """Return the schema that takes the values of all schemas; text and bytes have none."""
     with refusing(lambda: name):
-        found = pa.unify_schemas(
-            [pa.schema([each.with_type(plain_type(each.type)) for each in one]) for one in schemas],
-            promote_options="permissive",
-        )
+        plain = [pa.schema([]), *map(plain_schema, schemas)]
+        found = pa.unify_schemas(plain, promote_options="permissive")
     for each in chain.from_iterable(schemas):
         now = found.field(each.name).type
         if "string" in str(each.type) and "string" not in str(now):

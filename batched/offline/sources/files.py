@@ -35,8 +35,8 @@ TEXTS: Final = {
 }
 """Formats of text, by suffix."""
 
-COMPRESSED: Final = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
-"""Compressions of text, by the suffix after that of the format."""
+COMPRESSED: Final = (".gz", ".zst", ".bz2")
+"""Suffixes of compressed text, after that of the format; pyarrow reads them by these names."""
 
 _WILDCARD: Final = re.compile(r"[*?\[]")
 
@@ -110,29 +110,22 @@ class Files:
 def find_files(given: Sequence[str]) -> Files:
     """Find the files that paths, globs and folders stand for."""
     filesystems, patterns, prefixes = zip(*map(_locate, given), strict=True)
-    if any(each != filesystems[0] for each in filesystems):
-        raise SourceError(
-            f"{without_credentials(given[0])!r} and other paths have several filesystems"
-        )
     return Files(filesystems[0], patterns, prefixes[0])
 
 
 def format_of(path: str) -> str:
     """Return the format of a file by its name, or ""."""
-    stem, suffix = splitext(path.lower())
+    stem, suffix = splitext(path)
     if suffix in COMPRESSED:
-        return TEXTS.get(splitext(stem)[1], "")
-    return TABLE if suffix == TABLE else TEXTS.get(suffix, "")
+        return TEXTS.get(splitext(stem)[1].lower(), "")
+    return TABLE if suffix.lower() == TABLE else TEXTS.get(suffix.lower(), "")
 
 
 def _locate(given: str) -> tuple[Any, str, str]:
     """Return filesystem, absolute path there, and prefix of its paths in messages."""
     if is_remote(given):
-        try:
+        with refusing(lambda: f"the source {without_credentials(given)}"):
             filesystem, path = open_filesystem(given)
-        except ValueError as error:
-            shown = without_credentials(given)
-            raise SourceError(f"the source {shown} cannot be used: {error}") from None
         if filesystem.type_name != "local":
             return filesystem, path, given.partition("://")[0] + "://"
         given = path
@@ -145,20 +138,21 @@ def _search(filesystem: Any, pattern: str) -> list[Any]:
     info = filesystem.get_file_info(pattern)
     if info.type == fs.FileType.Directory:
         files = filesystem.get_file_info(fs.FileSelector(pattern, recursive=True))
-        return [file for file in files if _is_table(file.path[len(pattern) :])]
+        return [
+            file
+            for file in files
+            if format_of(file.path) == TABLE and not re.search("/[._]", file.path[len(pattern) :])
+        ]
     if info.is_file or not _WILDCARD.search(pattern):
         return [info]  # brackets and all
     base = _WILDCARD.split(pattern)[0].rpartition("/")[0] or "/"
     is_deep = "/" in pattern[len(base) + 1 :]
     files = filesystem.get_file_info(fs.FileSelector(base, allow_not_found=True, recursive=is_deep))
-    is_hidden = re.compile(r"/\.").search
-    shows_all = "/." in pattern
-    files = [file for file in files if shows_all or not is_hidden(file.path, len(base))]
-    return [file for file in files if _matches(file.path, pattern)]
-
-
-def _is_table(path: str) -> bool:
-    return splitext(path.lower())[1] == TABLE and not re.search("/[._]", path)
+    return [
+        file
+        for file in files
+        if _matches(file.path, pattern) and "/." not in file.path[len(base) :]
+    ]
 
 
 def _matches(path: str, pattern: str) -> bool:

@@ -7,11 +7,9 @@ Any other value is a fault of its row, because two rows could then have one key,
 
 from __future__ import annotations
 
-from contextlib import suppress
-from reprlib import repr as shorten
 from typing import Final
 
-from ..types.values import read, read_column
+from ..types.values import read, show
 from .base import Window
 
 Key = str | int
@@ -29,21 +27,17 @@ def keys_of(window: Window, column: str | None) -> list[Key | None]:
     if column is None:
         return list(range(window.first, window.first + window.size))
     keys: list[Key | None] = []
-    values = window.values(column)
-    with suppress(Exception):  # at once, where all are keys
-        plain, kinds = read_column(values)
-        if kinds.keys() <= KINDS:
-            return list(plain)
-    for place, value in enumerate(values):
-        key = None
-        with suppress(Exception):  # a value without a canonical form
-            plain, kind = read(value)
-            key = plain if kind in KINDS else None
-        keys.append(key)
-        if key is None:
+    for place, value in enumerate(window.values(column)):
+        try:
+            key, kind = read(value)
+        except Exception:  # a value without a canonical form
+            key, kind = None, "any"
+        if kind not in KINDS:
+            key = None
             window.note_fault(
                 place,
-                f"the key {shorten(value)} in column {column!r}, a {type(value).__name__}, cannot "
-                "be used; keys are valid text or signed 64-bit integers",
+                f"the key in column {column!r}, {show(value)}, cannot be used; keys are valid text "
+                "or signed 64-bit integers",
             )
+        keys.append(key)
     return keys

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from itertools import islice, repeat
+from itertools import chain, islice
 from pathlib import Path
 from reprlib import repr as shorten
 from typing import Any, Final
@@ -20,8 +20,8 @@ import pyarrow as pa
 
 from ...errors import SourceError
 from .base import WINDOW_ROWS, ArrowSource, Fault, Rows, RowSource, Source
-from .errors import explain
-from .spool import spool_batches, spool_rows
+from .errors import explain, refusing
+from .spool import spool_rows, spool_tables
 
 _INDEX: Final = re.compile(r"__index_level_\d+__")
 _IN_MEMORY: Final = {"pyarrow", "pandas", "polars"}
@@ -34,9 +34,9 @@ def _open_sequence(sequence: Any, name: str) -> Source:
     def read() -> Rows:
         for number in range(len(sequence)):
             try:
-                yield sequence[number], None
+                yield sequence[number]
             except Exception as error:
-                yield Fault(f"the row cannot be read: {explain(error)}"), None
+                yield Fault(f"the row cannot be read: {explain(error)}")
 
     return RowSource(name, read, rows=len(sequence))
 
@@ -55,20 +55,19 @@ def _open_dataset(dataset: Any, name: str) -> Source:
     return ArrowSource(name, dataset.features.arrow_schema, read, rows=dataset.num_rows)
 
 
-def _open_ray(dataset: Any, name: str, spool: Path, limit: int | None) -> Source:
+def _open_ray(dataset: Any, name: str, spool: Path, limit: int) -> Source:
     """Open a `ray.data.Dataset`, which Ray computes now."""
-    blocks = dataset.iter_batches(batch_size=None, batch_format="pyarrow")
-    batches = (_without_tensors(batch) for block in blocks for batch in block.to_batches())
-    return spool_batches(batches, name, spool, limit, batches.close)
 
+    def read() -> Iterator[Any]:
+        for block in dataset.iter_batches(batch_size=None, batch_format="pyarrow"):
+            whole = [column.combine_chunks() for column in block.columns]
+            yield pa.table(list(map(_plain, block.column_names, whole)), block.column_names)
 
-def _without_tensors(batch: Any) -> Any:
-    """Return a batch with Arrow's own types for Ray's tensors."""
-    arrays = list(map(_plain, batch.schema.names, batch.columns))
-    return pa.RecordBatch.from_arrays(arrays, names=batch.schema.names)
+    return spool_tables(read(), name, spool, limit)
 
 
 def _plain(name: str, array: Any) -> Any:
+    """Return an array of Arrow's own type for Ray's tensors."""
     kind = array.type
     if not getattr(kind, "extension_name", "").startswith("ray.data."):
         return array
@@ -84,7 +83,7 @@ def _plain(name: str, array: Any) -> Any:
     )
 
 
-def open_object(source: Any, spool: Path, limit: int | None) -> Source:
+def open_object(source: Any, spool: Path, limit: int) -> Source:
     """Open an object that has rows."""
     kind = type(source)
     package = kind.__module__.split(".")[0]
@@ -102,22 +101,19 @@ def open_object(source: Any, spool: Path, limit: int | None) -> Source:
         from .tables import scan
 
         return scan(name, source)
-    if package == "polars":
-        frame = source.collect() if kind.__name__ == "LazyFrame" else source
-        source = frame.to_arrow()  # which has no views of text
+    if hasattr(source, "lazy"):  # of polars
+        source = source.lazy().collect().to_arrow()  # which has no views of text
     if hasattr(source, "__arrow_c_stream__"):
-        try:
+        with refusing(lambda: f"{name}, as a stream of Arrow,"):
             reader = pa.RecordBatchReader.from_stream(source)
-            if package in _IN_MEMORY and not isinstance(source, pa.RecordBatchReader):
-                table = reader.read_all()
-                # of a filtered frame of pandas
-                table = table.drop_columns([*filter(_INDEX.fullmatch, table.column_names)])
-                return ArrowSource(
-                    name, table.schema, lambda _: table.to_batches(), rows=table.num_rows
-                )
-        except (pa.ArrowException, TypeError) as error:
-            raise SourceError(f"{name} is no Arrow table: {error}") from error
-        return spool_batches(reader, name, spool, limit, reader.close)
+        if package not in _IN_MEMORY or isinstance(source, pa.RecordBatchReader):
+            tables = (pa.Table.from_batches([batch]) for batch in reader)
+            first = reader.schema.empty_table()  # there may be no batch
+            return spool_tables(chain([first], tables), name, spool, limit)
+        table = reader.read_all()
+        # of a filtered frame of pandas
+        table = table.drop_columns([*filter(_INDEX.fullmatch, table.column_names)])
+        return ArrowSource(name, table.schema, lambda _: table.to_batches(), rows=table.num_rows)
     if hasattr(source, "__len__") and hasattr(source, "__getitem__"):
         return _open_sequence(source, name)
     try:
@@ -127,4 +123,4 @@ def open_object(source: Any, spool: Path, limit: int | None) -> Source:
             f"{shorten(source)} is no source; sources are paths, tables of Arrow, polars, pandas "
             "or duckdb, datasets, also of Ray, and lists or iterators of dicts"
         ) from None
-    return spool_rows(islice(zip(rows, repeat(None)), limit), name, spool)
+    return spool_rows(islice(rows, limit), name, spool)

@@ -12,12 +12,15 @@ import sys
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from reprlib import repr as shorten
 from typing import Any
 
+import numpy as np
+
 from ...errors import SourceError
+from ..types.values import show
 from .base import Fault, Rows, RowSource, Source
 from .files import TABLE, find_files
+from .keys import keys_of
 from .objects import open_object
 from .spool import spool_rows
 from .text import Text, TextSource, read_json
@@ -53,20 +56,20 @@ def open_source(source: object, *, spool: Path, limit: int | None = None) -> Sou
     `spool` is a file for the rows of a source with one pass. `close` deletes it. `limit` is the
     number of rows that are read at most.
     """
-    opened = _open(source, spool, limit)
-    opened.limit = limit
-    if limit is not None:
-        opened.rows = opened.rows and min(opened.rows, limit)
-        opened.estimate = opened.estimate and min(opened.estimate, limit)
+    most = sys.maxsize if limit is None else limit
+    opened = _open(source, spool, most)
+    opened.spool, opened.limit = spool, most
+    opened.rows = opened.rows and min(opened.rows, most)
+    opened.estimate = opened.estimate and min(opened.estimate, most)
     return opened
 
 
-def _open(source: Any, spool: Path, limit: int | None) -> Source:
+def _open(source: Any, spool: Path, limit: int) -> Source:
     if isinstance(source, str) and source == "-":
         rows = islice(read_json("<stdin>", sys.stdin.buffer), limit)
         return spool_rows(rows, "standard input", spool)
     if isinstance(source, Exploded):
-        return _open_exploded(source, _open(source.source, spool, None))
+        return _open_exploded(source, _open(source.source, spool, sys.maxsize))
     form = source if isinstance(source, Text) else None
     source = form.paths if form else source
     given: Any = source if isinstance(source, list | tuple) else [source]
@@ -88,20 +91,18 @@ def _open_exploded(given: Exploded, source: Source) -> Source:
             columns = {name: window.values(name) for name in window.columns}
             if taken := {"key", "place"} & columns.keys():
                 raise SourceError(f"{source.name} has a column {min(taken)!r}; rename it first")
-            keys: Any = range(window.first, window.first + window.size)
-            keys = columns[given.key] if given.key else keys
+            keys = keys_of(window, given.key)
             for at, parts in enumerate(columns[given.column]):
                 row = {name: values[at] for name, values in columns.items()}
                 if why := window.faults.get(at):
-                    yield Fault(why), None
-                elif isinstance(parts, str | bytes | dict) or not hasattr(parts, "__len__"):
-                    why = f"column {given.column!r} holds {shorten(parts)} in place of a list"
-                    yield Fault(why), None
+                    yield Fault(why)
+                elif not isinstance(parts, list | tuple | np.ndarray):
+                    yield Fault(f"column {given.column!r} holds {show(parts)} in place of a list")
                 else:
                     for place, part in enumerate(parts):
-                        key = json.dumps([keys[at], place], ensure_ascii=False, default=str)
-                        yield {**row, given.column: part, "place": place, "key": key}, None
+                        key = json.dumps([keys[at], place], ensure_ascii=False)
+                        yield {**row, given.column: part, "place": place, "key": key}
 
-    opened = RowSource(source.name, read, files=source.files, end=source.close)
+    opened = RowSource(source.name, read, files=source.files)
     opened.form = f"{given.column} {given.key} {source.form}"
     return opened

@@ -1,13 +1,13 @@
 """Spools: files that keep the rows of a source with one pass for further passes.
 
-All rows are written when the source is opened. Values of rows keep their Python types. Batches of
+All rows are written when the source is opened. Values of rows keep their Python types. Tables of
 Arrow may have different types, and get those that the schemas of all of them have in common.
 """
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,42 +25,36 @@ def spool_rows(rows: Rows, name: str, path: Path) -> RowSource:
     with _writing(path) as file:
         for block in gather(rows, WINDOW_ROWS, name):
             pickle.dump(block, file, pickle.HIGHEST_PROTOCOL)
-            count += len(block[0])
+            count += len(block)
 
     def read() -> Rows:
         with path.open("rb") as file:
             while file.peek(1):
-                yield from zip(*pickle.load(file), strict=True)
+                yield from pickle.load(file)
 
-    return RowSource(name, read, rows=count, end=lambda: path.unlink(missing_ok=True))
+    return RowSource(name, read, rows=count)
 
 
-def spool_batches(
-    batches: Iterable[Any], name: str, path: Path, limit: int | None, end: Callable[[], object]
-) -> ArrowSource:
-    """Write record batches, at most `limit` rows, to a file, and open it. `end` stops them."""
+def spool_tables(tables: Iterable[Any], name: str, path: Path, limit: int) -> ArrowSource:
+    """Write tables of Arrow, at most `limit` rows, to a file, and open it."""
     count = 0
     schemas: dict[Any, None] = {}
     with _writing(path) as file:
-        for batch in batches:
-            part = batch.slice(0, None if limit is None else limit - count)
+        for table in tables:
+            part = table.slice(0, limit - count)
             schemas[part.schema] = None
             count += part.num_rows
             with pa.ipc.new_stream(file, part.schema) as writer:
-                writer.write_table(pa.Table.from_batches([part]), WINDOW_ROWS)
+                writer.write_table(part, WINDOW_ROWS)
             if count == limit:
                 break
-        end()
 
-    def read() -> Iterator[Any]:
+    def read(_: list[str]) -> Iterator[Any]:
         with path.open("rb") as file:
             while file.peek(1):
                 yield from pa.ipc.open_stream(file)
 
-    def close() -> None:
-        path.unlink(missing_ok=True)
-
-    return ArrowSource(name, unify(list(schemas), name), lambda _: read(), rows=count, end=close)
+    return ArrowSource(name, unify(list(schemas), name), read, rows=count)
 
 
 @contextmanager

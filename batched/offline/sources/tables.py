@@ -14,11 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final
 
-import pyarrow as pa
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from .base import WINDOW_BYTES, WINDOW_ROWS, ArrowSource, conform, unify
+from .base import WINDOW_BYTES, WINDOW_ROWS, ArrowSource, unify
 from .errors import refusing
 from .files import Files
 
@@ -41,20 +39,18 @@ def scan(name: str, dataset: Any) -> ArrowSource:
     return ArrowSource(name, dataset.schema, read)
 
 
-def _read_parquet(files: Files, schema: Any, columns: list[str]) -> Iterator[Any]:
-    schema = pa.schema([schema.field(name) for name in columns])
+def _read_parquet(files: Files, columns: list[str]) -> Iterator[Any]:
     for path in files.found:
         opened = files.filesystem.open_input_file
         with refusing(partial(repr, files.show(path))), opened(path) as file:
             reader = pq.ParquetFile(file, buffer_size=_BUFFER, pre_buffer=False)
             groups = map(reader.metadata.row_group, range(reader.num_row_groups))
             widths = [group.total_byte_size / max(1, group.num_rows) for group in groups]
-            for batch in reader.iter_batches(
+            yield from reader.iter_batches(  # a column "a.b" brings the field b of a, too
                 max(1, min(WINDOW_ROWS, int(WINDOW_BYTES / max(1, *widths)))),
                 columns=columns,
                 use_threads=False,  # each more that decodes keeps some memory
-            ):
-                yield conform(batch, schema)  # "a.b" brings the field b of a, too
+            )
 
 
 def open_tables(files: Files) -> ArrowSource:
@@ -62,11 +58,10 @@ def open_tables(files: Files) -> ArrowSource:
 
     def footer(path: str) -> tuple[Any, int]:
         with refusing(partial(repr, files.show(path))):
-            fragment = ds.ParquetFileFormat().make_fragment(path, files.filesystem)
-            return fragment.physical_schema.remove_metadata(), fragment.count_rows()
+            found = pq.read_metadata(path, filesystem=files.filesystem)
+            return found.schema.to_arrow_schema().remove_metadata(), found.num_rows
 
     with ThreadPoolExecutor(_OPENERS) as pool:
         schemas, rows = zip(*pool.map(footer, files.found), strict=True)
-    schema = unify(schemas, files.name)
-    read = partial(_read_parquet, files, schema)
-    return ArrowSource(files.name, schema, read, rows=sum(rows), files=files)
+    read = partial(_read_parquet, files)
+    return ArrowSource(files.name, unify(schemas, files.name), read, rows=sum(rows), files=files)

@@ -17,13 +17,12 @@ from csv import QUOTE_MINIMAL, QUOTE_NONE, field_size_limit, reader
 from csv import Error as CsvError
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, repeat
+from itertools import chain
 from os import PathLike
 from posixpath import splitext
 from typing import Any, Final
 
 import orjson
-import pyarrow as pa
 
 from ...errors import SourceError
 from .base import Fault, Rows, RowSource
@@ -40,9 +39,6 @@ _BUFFER: Final = 1 << 20
 
 _LARGEST_FIELD: Final = 1 << 30
 """Bytes of a CSV value; the standard library's 128 KiB are less than many a document."""
-
-_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
-
 
 _TO_ZEROS: Final = bytes.maketrans(b"123456789", b"000000000")
 _LONG_NUMBER: Final = b"0" * 19
@@ -101,7 +97,7 @@ class TextSource(RowSource):
         self.form, self._form = repr(form), form
         self._delimiter = form.delimiter or ("\t" if form.format == "tsv" else ",")
         if form.format != "json":
-            field_size_limit(max(field_size_limit(), _LARGEST_FIELD))
+            field_size_limit(_LARGEST_FIELD)
             headers = map(self._find_names, files.found, files.paths)
             self.columns = list(dict.fromkeys(chain.from_iterable(headers)))
         self.estimate = self._estimate()
@@ -116,35 +112,26 @@ class TextSource(RowSource):
         path = next(iter(self.files.found))
         with self.files.filesystem.open_input_file(path) as file:
             text = file.read(_BUFFER)
-        is_plain = splitext(path.lower())[1] not in COMPRESSED
+        is_plain = splitext(path)[1] not in COMPRESSED
         lines = text.count(b"\n") * is_plain
         return self.files.size * lines // len(text) if lines else None
 
     def _read_file(self, path: str, parse: Parser) -> Rows:
         """Read the rows of one file."""
         shown, encoding = self.files.show(path), self._form.encoding
-        opened = self.files.filesystem.open_input_file
+        opened = self.files.filesystem.open_input_stream  # which decompresses by the suffix
         with refusing(partial(repr, shown)), io.BufferedReader(opened(path), _BUFFER) as file:
-            plain: Any = file
-            if codec := COMPRESSED.get(splitext(path.lower())[1]):
-                plain = io.BufferedReader(pa.CompressedInputStream(file, codec))
-            if encoding == "utf-8" and plain.peek(2)[:2] in _UTF_16:
-                name = "jsonl" if parse is read_json else "csv"
-                raise SourceError(
-                    f"{shown!r} is UTF-16; offline.{name}(path, encoding='utf-16') reads it"
-                )
-            if parse is not read_json or encoding != "utf-8":
-                name = "utf-8-sig" if encoding == "utf-8" else encoding
-                end = "\n" if parse is read_json else ""
-                plain = io.TextIOWrapper(plain, name, "surrogateescape", newline=end)
-                if parse is read_json:
-                    plain = (line.encode(errors="surrogateescape") for line in plain)
-            yield from parse(shown, plain)
+            name = "utf-8-sig" if encoding == "utf-8" else encoding
+            end = "\n" if parse is read_json else ""
+            text: Any = io.TextIOWrapper(file, name, "surrogateescape", newline=end)
+            if parse is read_json:
+                text = (line.encode(errors="surrogateescape") for line in text)
+            yield from parse(shown, text)
 
     def _find_names(self, path: str, shown: str) -> list[str]:
         """Return the names of the columns of a CSV file."""
         form = self._form
-        first, _ = next(self._read_file(path, self._read_records), ([], None))
+        first, _ = next(self._read_file(path, self._read_records), ([], 0))
         if not isinstance(form.header, bool):
             return list(form.header)
         if not first:
@@ -177,7 +164,7 @@ class TextSource(RowSource):
         try:
             for record in records:
                 if record:  # no blank line
-                    yield record, (path, records.line_num)
+                    yield record, records.line_num
         except CsvError as error:
             raise SourceError(
                 f"{path!r}, line {records.line_num}: not CSV ({error}); offline.csv(path, "
@@ -190,17 +177,13 @@ class TextSource(RowSource):
         if self._form.header is True:
             names, _ = next(records)
         for record, line in records:
-            text = "".join(record)
+            why = _fault_of("".join(record))
             if len(record) != len(names):
-                yield Fault(f"{len(record)} values, but there are {len(names)} columns"), line
-            elif not text.isascii() and (why := _fault_of(text)):
-                yield Fault(why), line
+                why = f"{len(record)} values, but there are {len(names)} columns"
+            if why:
+                yield Fault(f"{path!r}, line {line}: {why}")
             else:
-                yield dict(zip(names, record, strict=True)), line
-
-
-_UTF_16: Final = (b"\xff\xfe", b"\xfe\xff", b"{\0", b"[\0")
-"""First two bytes of text in UTF-16, with a byte order mark or without one."""
+                yield dict(zip(names, record, strict=True))
 
 
 def read_json(path: str, file: Iterable[bytes]) -> Rows:
@@ -208,35 +191,34 @@ def read_json(path: str, file: Iterable[bytes]) -> Rows:
     is_first = True
     lines = enumerate(file, 1)
     for number, line in lines:
-        if number == 1:
-            line = line.removeprefix(_BYTE_ORDER_MARK)
-        if not line or line.isspace():
+        if line.isspace():
             continue
         if is_first and line.lstrip().startswith(b"["):
-            rows = _parse(line + b"".join([more for _, more in lines]))
+            rows = _parse(line + b"".join([more for _, more in lines]), path, number)
             if not isinstance(rows, list):
-                raise SourceError(f"{path!r} begins with '[', and is no array of rows: {rows}")
-            yield from zip(rows, repeat(None))
+                raise SourceError(f"a text that begins with '[' is no array of rows: {rows}")
+            yield from rows
         elif is_first and line.strip()[-1:] in (b"{", b"[", b","):
             raise SourceError(
                 f"{path!r} is one JSON value on several lines; rows are objects, one on each line, "
                 "or one array of objects"
             )
         else:
-            yield _parse(line), (path, number)
+            yield _parse(line, path, number)
         is_first = False
 
 
-def _parse(line: bytes) -> Any:
+def _parse(line: bytes, path: str, number: int) -> Any:
     if _LONG_NUMBER not in line.translate(_TO_ZEROS):
         with suppress(orjson.JSONDecodeError):  # of NaN, perhaps, which the standard library reads
             return orjson.loads(line)
     try:
         return json.loads(line.decode())
     except UnicodeDecodeError as error:
-        return Fault(f"not UTF-8 ({error}); offline.jsonl(path, encoding='latin-1') reads Latin-1")
+        why = f"not UTF-8 ({error}); offline.jsonl(path, {_ENCODINGS}"
     except (ValueError, RecursionError) as error:
-        return Fault(f"not JSON ({error})")
+        why = f"not JSON ({error})"
+    return Fault(f"{path!r}, line {number}: {why}")
 
 
 def _fault_of(text: str) -> str:
@@ -244,5 +226,8 @@ def _fault_of(text: str) -> str:
         text.encode()
     except UnicodeEncodeError as error:
         byte = ord(text[error.start]) & 0xFF
-        return f"not UTF-8 (byte 0x{byte:02x}); offline.csv(path, encoding='latin-1') reads Latin-1"
+        return f"not UTF-8 (byte 0x{byte:02x}); offline.csv(path, {_ENCODINGS}"
     return ""
+
+
+_ENCODINGS: Final = "encoding='latin-1') reads Latin-1, and 'utf-16' UTF-16"

@@ -34,15 +34,11 @@ def to_python(array: Any) -> list[Any]:
     if array.null_count:
         present = iter(to_python(array.drop_null()))
         return [next(present) if valid else None for valid in array.is_valid().to_pylist()]
-    if types.is_dictionary(kind):
-        return to_python(array.dictionary_decode())
     if isinstance(kind, pa.FixedShapeTensorType):
         return [np.reshape(row, kind.shape) for row in to_python(array.storage)]
-    if types.is_fixed_size_list(kind):
-        return _cut(array.flatten(), np.arange(len(array) + 1) * kind.list_size)
-    if types.is_list(kind) or types.is_large_list(kind):
-        ends = array.offsets.to_numpy()
-        return _cut(array.values[ends[0] : ends[-1]], ends - ends[0])
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        ends = array.value_lengths().to_numpy().cumsum()
+        return _cut(array.flatten(), [0, *ends.tolist()])
     if _is_number(kind) or types.is_string(kind) or types.is_large_string(kind):
         rows = array.to_numpy(zero_copy_only=False).tolist()
         return rows
@@ -56,28 +52,31 @@ def to_python(array: Any) -> list[Any]:
     return rows
 
 
-def _cut(items: Any, ends: Any) -> list[Any]:
-    """Return lists of items, the first until the second end, or arrays of numbers."""
+def _cut(items: Any, ends: list[int]) -> list[Any]:
+    """Return the lists of items, or arrays of numbers, between ends."""
     is_number = _is_number(items.type)
-    values: Any
     if is_number and not items.null_count:
         # A copy, because Arrow's memory is read-only, and a step may change its input in place.
         values = items.to_numpy(zero_copy_only=False).copy()
     else:
         values = to_python(items)
-    rows = [values[start:end] for start, end in pairwise(ends.tolist())]
+    rows = [values[start:end] for start, end in pairwise(ends)]
     if is_number and items.null_count:
-        dtype = items[:0].to_numpy(zero_copy_only=False).dtype
+        dtype = items.type.to_pandas_dtype()
         return [row if None in row else np.array(row, dtype) for row in rows]
     return rows
 
 
 def _is_number(kind: Any) -> bool:
-    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))
+    return bool(types.is_primitive(kind) and not types.is_temporal(kind))
 
 
-def plain_type(kind: Any) -> Any:
-    """Return the type without a view of text, and that of its values for a dictionary."""
+def plain_schema(schema: Any) -> Any:
+    """Return a schema without views of text, and with the types of values for dictionaries."""
+    return pa.schema([each.with_type(_plain_type(each.type)) for each in schema])
+
+
+def _plain_type(kind: Any) -> Any:
     kind = kind.value_type if types.is_dictionary(kind) else kind
     if types.is_string_view(kind):
         return pa.large_string()

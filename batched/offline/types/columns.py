@@ -10,10 +10,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass
 from math import isinf
 from operator import itemgetter
 from typing import Any, Final
@@ -39,8 +39,6 @@ MAX_BYTES: Final = 2**26
 """Most bytes of values that are packed together, unless they are of one row."""
 MOST_KINDS: Final = 256
 """Kinds of one column that are counted."""
-SEEDS: Final = 16
-"""Kinds, the most frequent first, to which other kinds are added for a column in conflict."""
 
 Read = list[tuple[Any, Mapping[Kind, int]]]
 """Canonical values of each column, and their kinds."""
@@ -53,8 +51,8 @@ class Values:
     columns: list[list[Any]]  # one list for each output column; only rows that fit
     kinds: list[Mapping[Kind, int]]  # of each output column
     places: list[int]  # places in the results of the rows that fit
-    misfits: dict[int, str] = field(default_factory=dict)  # place -> reason
-    packed: list[tuple[int, bytes]] = field(default_factory=list)  # rows and values, in parts
+    misfits: dict[int, str]  # place -> reason
+    packed: list[tuple[int, bytes]]  # rows and values, in parts
 
 
 class Columns:
@@ -80,10 +78,10 @@ class Columns:
                     self._read([result])
                 except Exception as error:
                     # a message may quote lone surrogates
-                    misfits[place] = _reason(error).encode(errors="backslashreplace").decode()
+                    misfits[place] = str(error).encode(errors="backslashreplace").decode()
             places = [place for place in places if place not in misfits]
             read = self._read([results[place] for place in places])
-        packed = list(_pack([column for column, _ in read], len(places)))
+        packed = _pack([column for column, _ in read])
         columns = [list(column) for column, _ in read]
         return Values(columns, [kinds for _, kinds in read], places, misfits, packed)
 
@@ -96,7 +94,7 @@ class Columns:
 
     def _row(self, result: Any) -> list[Any]:
         """Return the values of one result by column; raise `Unfit` if there are other columns."""
-        row = result if type(result) is dict else as_dict(result)
+        row = as_dict(result)
         if row is None or row.keys() != set(self.names):
             names = ", ".join(map(repr, self.names))
             raise Unfit(
@@ -112,9 +110,7 @@ class Columns:
                 if not all(map(_equal, plain, to_python(array))):
                     raise Unfit(f"the column is declared as {declared}")
         except Exception as error:
-            raise Unfit(
-                f"column {name!r} cannot take {show(values[0])}: {_reason(error)}"
-            ) from None
+            raise Unfit(f"column {name!r} cannot take {show(values[0])}: {error}") from None
         return plain, kinds
 
 
@@ -132,19 +128,14 @@ def _equal(value: Any, declared: Any) -> bool:
     return bool(value == declared)
 
 
-def _reason(error: Exception) -> str:
-    return str(error) if isinstance(error, Unfit) else f"{type(error).__name__}: {error}"
-
-
-def _pack(columns: Sequence[Any], rows: int) -> Iterator[tuple[int, bytes]]:
-    """Yield the numbers of rows, and their values as bytes, in parts of at most `MAX_BYTES`."""
-    data = pack(columns) if rows else b""
+def _pack(columns: Sequence[Any]) -> list[tuple[int, bytes]]:
+    """Return the numbers of rows, and their values as bytes, in parts of at most `MAX_BYTES`."""
+    rows, data = len(columns[0]), pack(columns)
     if rows > 1 and len(data) > MAX_BYTES:
         half = rows // 2
-        yield from _pack([column[:half] for column in columns], half)
-        yield from _pack([column[half:] for column in columns], rows - half)
-    elif rows:
-        yield rows, data
+        first, rest = [each[:half] for each in columns], [each[half:] for each in columns]
+        return _pack(first) + _pack(rest)
+    return [(rows, data)] if rows else []
 
 
 class Kinds:
@@ -152,7 +143,7 @@ class Kinds:
 
     def __init__(self) -> None:
         self._common: Kind | None = "unseen"  # of all so far; None: there is none
-        self._counts: dict[Kind, tuple[int, Kind]] = {}  # by kind without shape: rows, kind
+        self._counts: Counter[Kind] = Counter()
 
     def add(self, kinds: Mapping[Kind, int]) -> None:
         """Count rows by kind."""
@@ -161,11 +152,10 @@ class Kinds:
                 self._common = self._common and unify(self._common, kind)
             except Unfit:
                 self._common = None
-            alike = unify("null", kind)
-            count, common = self._counts.get(alike, (0, "unseen"))
-            self._counts[alike] = count + rows, unify(common, kind)
+            if kind != "any":
+                self._counts[kind] += rows
             if len(self._counts) > MOST_KINDS:  # which one is dropped depends on no order
-                del self._counts[max(self._counts, key=_rank)]
+                del self._counts[max(self._counts, key=repr)]
 
     @property
     def agree(self) -> bool:
@@ -176,31 +166,15 @@ class Kinds:
         """Return the kind of the column."""
         if self.agree:
             return self._common  # type: ignore[return-value]  # no None
-        typed = [one for one in self._counts.values() if one[1] != "any"]
-        counts = sorted(typed, key=lambda one: (-one[0], _rank(one[1])))
-        best: tuple[int, Kind] = 0, "null"
-        for _, common in counts[:SEEDS]:
-            total = 0
-            for rows, kind in counts:
+        groups: list[tuple[int, Kind]] = [(0, "unseen")]  # kinds with a common one
+        for kind, rows in sorted(self._counts.items(), key=lambda one: (-one[1], repr(one[0]))):
+            for place, (total, common) in enumerate(groups):
                 with suppress(Unfit):
-                    common = unify(common, kind)
-                    total += rows
-            best = max(best, (total, common), key=itemgetter(0))
-        return best[1]
-
-
-_rank = lru_cache(1024)(repr)
-
-
-def without_empty(kind: Kind) -> Kind:
-    """Return the kind with null for dicts without fields, which Parquet cannot store."""
-    if kind[0] == "list":
-        return "list", without_empty(kind[1])
-    if kind[0] == "struct":
-        fields: Any = kind[1]
-        items = [(name, without_empty(item)) for name, item in fields]
-        return ("struct", tuple(items)) if items else "null"
-    return kind
+                    groups[place] = total + rows, unify(common, kind)
+                    break
+            else:
+                groups.append((rows, kind))
+        return max(groups, key=itemgetter(0))[1]
 
 
 def fit(column: Any, kind: Kind | pa.DataType) -> tuple[Any, dict[int, str]]:

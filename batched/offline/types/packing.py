@@ -20,7 +20,9 @@ import numpy as np
 def pack(columns: Sequence[Any]) -> bytes:
     """Return columns as bytes: lists of values, or arrays with a row for each value."""
     buffer = io.BytesIO()
-    _Pickler(buffer, 5).dump(columns)
+    pickler = pickle.Pickler(buffer, 5)
+    pickler.dispatch_table = {np.ndarray: _reduce}
+    pickler.dump(columns)
     return buffer.getvalue()
 
 
@@ -38,12 +40,9 @@ def join(parts: Sequence[Any]) -> Any:
     return np.concatenate(parts)
 
 
-class _Pickler(pickle.Pickler):
-    def reducer_override(self, value: Any) -> Any:
-        """Name no function of numpy: functions move between its versions."""
-        if isinstance(value, np.ndarray):
-            return np.ndarray, (value.shape, value.dtype.str, pickle.PickleBuffer(value.data))
-        return NotImplemented
+def _reduce(array: Any) -> Any:
+    """Return how to pickle an array: by no function of numpy, for these move between versions."""
+    return np.ndarray, (array.shape, array.dtype.str, pickle.PickleBuffer(array.data))
 
 
 def _array(shape: tuple[int, ...], dtype: str, data: bytearray) -> Any:

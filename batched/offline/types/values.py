@@ -28,9 +28,8 @@ Times have microseconds; a nanosecond that is not zero is refused.
 
 from __future__ import annotations
 
-import math
 import reprlib
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
@@ -101,6 +100,8 @@ def arrow_type(kind: Kind | pa.DataType) -> Any:
             return _FLAT[kind]
         case ("list", item):
             return pa.list_(arrow_type(item))
+        case ("struct", ()):  # which Parquet cannot store
+            return pa.null()
         case ("struct", items):
             return pa.struct([(name, arrow_type(item)) for name, item in items])
         case ("decimal", places):
@@ -134,14 +135,10 @@ def unify(a: Kind, b: Kind) -> Kind:
             return _of_any_shape(other)
         case ("int", "float") | ("float", "int"):
             return "float"
-        case (("list", "unseen"), ("array", *_) as other) | (
-            ("array", *_) as other,
-            ("list", "unseen"),
-        ):
-            return _of_any_shape(other)  # an empty list is an empty vector, too
-        case (("array", one, shape), ("array", other, same)) if shape == same:
+        case (("array", one, length), ("array", other, width)):
             if np.dtype(one).kind == np.dtype(other).kind:
-                return "array", np.promote_types(one, other).name, shape
+                dtype = np.promote_types(one, other).name
+                return "array", dtype, length if length == width else None
         case (("list", one), ("list", other)):
             return "list", unify(one, other)
         case (("decimal", one), ("decimal", other)):
@@ -154,8 +151,6 @@ def unify(a: Kind, b: Kind) -> Kind:
             alike = [name for name, _ in one] == [name for name, _ in other]
             if len(items) <= MAX_FIELDS:
                 return "struct", tuple(items.items() if alike else sorted(items.items()))
-        case _ if (anyhow := (_of_any_shape(a), _of_any_shape(b))) != (a, b):
-            return unify(*anyhow)
     if "any" in (a, b):
         raise Unfit("a value of no type")
     raise Unfit(f"{describe_kind(a)} and {describe_kind(b)}")
@@ -167,10 +162,10 @@ def _of_any_shape(kind: Kind) -> Kind:
 
 
 def _kind_of_array(dtype: Any, shape: tuple[int, ...]) -> Kind:
-    kind: Kind = "array", dtype.name, shape[0] if len(shape) == 1 else None
+    kind: Kind = "array", dtype.name, shape[0] or None if len(shape) == 1 else None
     for _ in shape[1:]:
         kind = "list", kind
-    return kind if math.prod(shape) else _of_any_shape(kind)
+    return kind
 
 
 # --- reading
@@ -187,11 +182,8 @@ def read_column(values: Sequence[Any]) -> tuple[Any, Mapping[Kind, int]]:
     found = set(map(type, values))
     only = found.pop() if len(found) == 1 else object
     kind = _PLAIN.get(only)
-    if only is str:
-        with suppress(UnicodeEncodeError):  # of lone surrogates
-            if not all(map(str.isascii, values)):
-                deque(map(str.encode, values), 0)
-            kind = "str"
+    if only is str and all(map(str.isascii, values)):
+        kind = "str"
     elif only is int and {_int(min(values)), _int(max(values))} == {"int"}:
         kind = "int"
     elif only is np.ndarray and len({(value.dtype, value.shape) for value in values}) == 1:
@@ -216,11 +208,11 @@ def read(value: Any) -> tuple[Any, Kind]:
 
 def _read_str(value: str) -> tuple[Any, Kind]:
     plain = str.__str__(value)
-    with suppress(UnicodeEncodeError):  # of lone surrogates
-        if not plain.isascii():
-            plain.encode()
-        return plain, "str"
-    return plain, "any"
+    try:
+        plain.encode()
+    except UnicodeEncodeError:  # of lone surrogates
+        return plain, "any"
+    return plain, "str"
 
 
 def _int(value: int) -> Kind:
@@ -266,7 +258,7 @@ def _read_array(value: Any) -> tuple[Any, Kind]:
 
 
 def _read_other(value: Any) -> tuple[Any, Kind]:
-    if hasattr(value, "detach") and hasattr(value, "cpu"):  # of torch
+    if hasattr(value, "detach"):  # of torch
         return _read_array(_of_tensor(value))
     for each, reader in _READERS.items():
         if isinstance(value, each):
@@ -282,11 +274,10 @@ def _read_other(value: Any) -> tuple[Any, Kind]:
 
 
 def _of_tensor(value: Any) -> Any:
-    tensor = value.detach().cpu()
     try:
-        return tensor.numpy()
+        return value.numpy(force=True)
     except TypeError:  # numpy has no bfloat16
-        return tensor.float().numpy()
+        return value.float().numpy(force=True)
 
 
 def _read_time(value: Any) -> tuple[Any, Kind]:
@@ -360,8 +351,7 @@ def to_array(values: Any, data_type: Any) -> Any:
     if types.is_fixed_size_list(data_type):
         shapes = {getattr(value, "shape", None) for value in values}
         if shapes == {(data_type.list_size,)}:
-            block = values if isinstance(values, np.ndarray) else np.concatenate(values)
-            items = pa.array(block.reshape(-1), data_type.value_type)
+            items = pa.array(np.ravel(values), data_type.value_type)
             return pa.FixedSizeListArray.from_arrays(items, type=data_type)
     try:
         return pa.array(values, data_type)

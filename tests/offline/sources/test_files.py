@@ -124,7 +124,7 @@ def test_standard_input_is_json_lines(opened: Open, monkeypatch: pytest.MonkeyPa
     for _ in range(2):
         (window,) = source.windows(["id"])
         assert window.values("id") == [1, None, 3]
-        assert window.faults[1].startswith("'<stdin>', line 3, row 1 (counted from 0): not JSON")
+        assert window.faults[1].startswith("row 1 (counted from 0): '<stdin>', line 3: not JSON")
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv"])
@@ -181,8 +181,6 @@ def test_uris_that_cannot_be_used_are_refused_without_their_secrets(opened: Open
         ) as error:
             opened(uri)
         assert "secret" not in str(error.value)
-    with pytest.raises(SourceError, match="have several filesystems"):
-        opened(["/a.csv", "s3://key:secret@bucket/a.csv?region=x"])
 
 
 @pytest.fixture
@@ -220,7 +218,7 @@ def test_objects_of_a_store_are_read_like_files(
     source = opened(bucket("t/*.jsonl*"))
     (window,) = source.windows(["id"])
     assert window.values("id") == [1, 2, None]
-    assert window.faults[2].startswith("'s3://bucket/t/b.jsonl.gz', line 2, row 2")
+    assert "'s3://bucket/t/b.jsonl.gz', line 2: not JSON" in window.faults[2]
     source.check_unchanged()
     put("t/a.jsonl", b'{"id": 10}')
     with pytest.raises(SourceError, match="'s3://bucket/t/a.jsonl' was changed"):

@@ -198,14 +198,14 @@ def test_a_glob_is_one_source_in_the_order_of_its_paths(
 
 
 BAD_ROWS = [
-    ("rows.jsonl", b'{"a": 0}\n\n{"a": 1\n{"a": 2}', "line 3, row 1 (counted from 0): not JSON"),
-    ("rows.jsonl", b'{"a": 0}\n[1]\n{"a": 2}', "line 2, row 1 (counted from 0): a row is a"),
-    ("rows.jsonl", b'{"a": 0}\n"\xff"\n{"a": 2}', "line 2, row 1 (counted from 0): not UTF-8"),
+    ("rows.jsonl", b'{"a": 0}\n\n{"a": 1\n{"a": 2}', "line 3: not JSON"),
+    ("rows.jsonl", b'{"a": 0}\n[1]\n{"a": 2}', "a row is a dict of columns, not list [1]"),
+    ("rows.jsonl", b'{"a": 0}\n"\xff"\n{"a": 2}', "line 2: not UTF-8"),
     ("rows.jsonl", b'{"a": 0}\n' + b"[" * 100_000 + b'\n{"a": 2}', "not JSON"),
     ("rows.jsonl", b'{"a": 0}\n{"b": 1}\n{"a": 2}', "has no column 'a'; its columns are 'b'"),
-    ("rows.csv", b'a,b\n0,"x\ny"\n1\n2,z\n', "line 4, row 1 (counted from 0): 1 values, but there"),
+    ("rows.csv", b'a,b\n0,"x\ny"\n1\n2,z\n', "line 4: 1 values, but there are"),
     ("rows.csv", b"a,b\n0,x\n1,2,3\n2,z\n", "3 values, but there are 2 columns"),
-    ("rows.csv", b"a,b\n0,x\n\xff,y\n2,z\n", "line 3, row 1 (counted from 0): not UTF-8 (byte"),
+    ("rows.csv", b"a,b\n0,x\n\xff,y\n2,z\n", "line 3: not UTF-8 (byte"),
 ]
 
 
@@ -217,8 +217,10 @@ def test_a_row_that_cannot_be_read_is_a_fault_and_keeps_its_number(
     (window,) = opened(tmp_path / name).windows(["a"])
     assert [value and int(value) for value in window.values("a")] in ([0, None, 2], ["0", None, 2])
     assert list(window.faults) == [1]
+    assert window.faults[1].startswith("row 1 (counted from 0): ")
     assert message in window.faults[1]
-    assert str(tmp_path / name) in window.faults[1]
+    if "line" in message:
+        assert str(tmp_path / name) in window.faults[1]
 
 
 def test_a_torn_parquet_file_is_refused_where_it_is_torn(tmp_path: Path, opened: Open) -> None:
@@ -285,8 +287,7 @@ def test_a_column_that_a_row_lacks_is_none_unless_it_is_required(
     for columns, required in ((["id", "text"], None), (None, ["text"])):
         (window,) = source.windows(columns, required=required)
         assert list(window.faults) == [1]
-        assert window.faults[1].endswith(message)
-        assert ("line 2" in window.faults[1]) == (kind == ".jsonl")
+        assert window.faults[1] == message
         assert window.values("id") == [1, 2, 3]
 
 
@@ -294,12 +295,11 @@ def test_a_column_that_a_row_lacks_is_none_unless_it_is_required(
     ("source", "message"),
     [
         (3, "3 is no source; sources are paths"),
-        (["a", 1], r"the list can be read: row 0 .*: a row is a dict of columns, not 'a', a str"),
+        (["a", 1], r"the list can be read: row 0 .*: a row is a dict of columns, not str 'a'"),
         ({"a": [1]}, "the dict is no list of rows"),
-        ([{1: 2}], "the list has a column 1; names are strings"),
         (pa.table([[1], [2]], names=["a", "a"]), "has two columns 'a'; names must differ"),
-        (pa.chunked_array([[1]]), "is no Arrow table"),
-        (b"rows.csv", "row 0 .*not 114, a int"),
+        (pa.chunked_array([[1]]), "the pyarrow ChunkedArray, as a stream of Arrow, cannot be read"),
+        (b"rows.csv", "row 0 .*not int 114"),
     ],
 )
 def test_objects_without_rows_are_refused(source: Any, message: str, opened: Open) -> None:

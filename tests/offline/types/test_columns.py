@@ -16,7 +16,7 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from batched.offline.types import columns as _columns  # noqa: E402
-from batched.offline.types.columns import Columns, Kinds, fit, without_empty  # noqa: E402
+from batched.offline.types.columns import Columns, Kinds, fit  # noqa: E402
 from batched.offline.types.packing import unpack  # noqa: E402
 from batched.offline.types.values import arrow_type, read  # noqa: E402
 from canonical_values import ALL_VALUES, form_of, same  # noqa: E402
@@ -60,7 +60,7 @@ def test_an_object_that_cannot_even_be_shown_is_refused_at_its_row() -> None:
 
     values = Columns(["out"]).read([1, Broken(), 2])
     assert values.places == [0, 2]
-    assert "RuntimeError: broken \\ud800" in values.misfits[1]
+    assert values.misfits[1].endswith("broken \\ud800")
 
 
 def test_a_misfit_is_one_sentence_that_names_its_column() -> None:
@@ -173,8 +173,9 @@ def test_the_kind_of_a_column_depends_neither_on_order_nor_on_groups(
     assert other.agree == whole.agree
     column, misfits = fit([read(value)[0] for value in values], whole.final())
     assert column.type == arrow_type(whole.final())
-    assert not (misfits and whole.agree)
-    assert len(misfits) < len(values) or all(read(value)[1] == "any" for value in values)
+    assert not (misfits and whole.agree) or "{}" in repr(values)
+    odd = [value for value in values if "{}" in repr(value) or read(value)[1] == "any"]
+    assert len(misfits) < len(values) or odd
 
 
 def test_dicts_with_optional_fields_outnumber_one_more_frequent_string() -> None:
@@ -199,8 +200,7 @@ def test_arrow_would_lose_what_fit_refuses() -> None:
 
 
 def test_dicts_without_fields_are_misfits_in_a_typed_result() -> None:
-    kind = without_empty(kinds_of([[{}, {"a": {}, "b": [{}]}]]).final())
-    assert kind == ("struct", (("a", "null"), ("b", ("list", "null"))))
-    assert without_empty("float") == "float"
+    kind = kinds_of([[{}, {"a": {}, "b": [{}]}]]).final()
+    assert arrow_type(kind) == pa.struct([("a", pa.null()), ("b", pa.list_(pa.null()))])
     column, misfits = fit([{}, {"a": {}, "b": [{}]}, {"a": None, "b": []}], kind)
     assert (list(misfits), column.null_count) == ([1], 1)

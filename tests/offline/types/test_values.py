@@ -73,7 +73,7 @@ def alike(one: Any, other: Any) -> bool:
 @given(value=VALUES)
 def test_values_come_back_from_arrow_without_loss(value: Any) -> None:
     plain, kind = readable(value)
-    assume(kind != "any")
+    assume(kind != "any" and "{}" not in repr(plain))  # which has no type in Parquet
     assert alike(to_python(to_array([plain], arrow_type(kind))), [plain])
 
 
@@ -83,7 +83,7 @@ def test_a_canonical_value_is_its_own_canonical_form(value: Any) -> None:
     plain, kind = readable(value)
     again, other = read(plain)
     assert same(again, plain)
-    assert unify(other, kind) == kind  # equal, unless an empty array has become an empty list
+    assert other == kind
 
 
 @settings(max_examples=100, deadline=None)
@@ -247,7 +247,6 @@ UNIFIED: list[tuple[list[Any], Any]] = [
     ([np.zeros(3, "f4"), np.zeros(3)], pa.list_(pa.float64(), 3)),
     ([np.zeros(3, "f4"), np.zeros(2, "f4")], pa.large_list(pa.float32())),
     ([np.zeros(3, "f4"), None], pa.large_list(pa.float32())),
-    ([np.zeros(3, "f4"), []], pa.large_list(pa.float32())),
     ([np.zeros((2, 3), "f4")] * 2, pa.list_(pa.large_list(pa.float32()))),
     ([np.zeros((2, 3)), np.zeros((4, 3))], pa.list_(pa.large_list(pa.float64()))),
     ([np.zeros((2, 3)), None], pa.list_(pa.large_list(pa.float64()))),
@@ -278,6 +277,7 @@ APART: list[tuple[Any, Any, str]] = [
     ({"a": [{"b": "x"}]}, {"a": [{"b": 1}]}, "string and int"),
     (np.array([1.0]), np.array([1]), "item: int64"),
     (np.array([1.0]), [1.0], "list<item: double>"),
+    (np.array([1.0]), [], "list<item: null>"),
     (np.zeros((2, 2)), np.zeros(2), "list<item: large_list<item: double>>"),
     (Decimal(1), 1.0, "decimal128(38, 0) and float"),
     (dict.fromkeys(map(str, range(MAX_FIELDS))), {"one": 1}, "struct"),
