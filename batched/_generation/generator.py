@@ -99,7 +99,7 @@ class TextGenerator(Continuous[Prompt, _U, str, ...]):
         **settings: Any,
     ) -> None: ...
     def __init__(
-        self, model: Any, tokenizer: Any, *, details: bool = False, **settings: Any
+        self, model: Any, tokenizer: Any = None, *, details: bool = False, **settings: Any
     ) -> None:
         from .beside import beside
         from .decoding import Writer
@@ -117,10 +117,11 @@ class TextGenerator(Continuous[Prompt, _U, str, ...]):
             name=type(self).__name__,
         ).updated(of_function)
         name = str(options.name)
-        if not hasattr(model, "generate") or model.config.is_encoder_decoder:
+        if not hasattr(model, "generate") or model.config.is_encoder_decoder or tokenizer is None:
             raise TypeError(
-                f"{name} needs a causal language model of transformers, such as "
-                f"AutoModelForCausalLM loads, got {type(model).__name__}"
+                f"{name} needs a causal language model of transformers and its tokenizer, which "
+                f"from_pretrained loads by name, got {type(model).__name__} and "
+                f"{type(tokenizer).__name__}"
             )
         model.eval()
         own = {
@@ -206,7 +207,7 @@ class TextGenerator(Continuous[Prompt, _U, str, ...]):
         """
         model, tokenizer, before = self._arguments
         make: Any = type(self)
-        made: Self = make(model, tokenizer, **{**before, **settings})
+        made: Self = make(model, tokenizer, **before | settings)
         return made
 
     def __reduce_ex__(self, _: SupportsIndex) -> tuple[Any, ...]:
