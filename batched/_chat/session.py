@@ -392,7 +392,7 @@ def _failure(error: Exception) -> Reply:
             return Reply("nothing", error=error, cost=0.0)
         cause = error.__cause__
         is_sent = type(cause).__name__ not in NO_CONNECTION
-        detail = f" ({type(cause).__name__}: {cause})" if cause is not None else ""
+        detail = f" ({type(cause).__name__}: {cause})" if cause else ""
         why = f"no answer came: {error}{detail}"
         return Reply("failure", error=error, why=why, again=True, cost=None if is_sent else 0.0)
     reply = Reply(

@@ -101,7 +101,7 @@ class ClientOptions(Options):
     def _hint(self, unknown: str, known: Iterable[str]) -> str:
         if unknown in super().settings():
             return " of a client; it belongs to the function"
-        return super()._hint(unknown, known)
+        return super()._hint(unknown, (*known, "linger_s"))
 
 
 @dataclass(frozen=True)

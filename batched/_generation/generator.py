@@ -105,7 +105,7 @@ class TextGenerator(Continuous[Prompt, _U, str, ...]):
         from .decoding import Writer
         from .reader import OF_BATCHES, PromptReader, layered
 
-        self._arguments = model, tokenizer, {"details": details, **settings}
+        self._arguments = model, tokenizer, settings | {"details": details}
         of_function = {
             name: settings.pop(name) for name in StepSettings.__annotations__ & settings.keys()
         }
@@ -117,7 +117,11 @@ class TextGenerator(Continuous[Prompt, _U, str, ...]):
             name=type(self).__name__,
         ).updated(of_function)
         name = str(options.name)
-        if not hasattr(model, "generate") or model.config.is_encoder_decoder or tokenizer is None:
+        if (
+            not hasattr(model, "generate")
+            or model.config.is_encoder_decoder
+            or not hasattr(tokenizer, "decode")
+        ):
             raise TypeError(
                 f"{name} needs a causal language model of transformers and its tokenizer, which "
                 f"from_pretrained loads by name, got {type(model).__name__} and "

@@ -42,7 +42,10 @@ def test_a_system_without_unix_sockets_is_refused(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("batch_size", "of a client; it belongs to the function"), ("on_ful", "did you mean 'on_full'")],
+    [
+        ("batch_size", "of a client; it belongs to the function"),
+        ("linger", "did you mean 'linger_s'"),
+    ],
 )
 def test_a_client_refuses_the_settings_of_a_function(name: str, message: str) -> None:
     connect: Any = batched.connect
