@@ -121,7 +121,7 @@ class Client(Batched[T, U, ...], Generic[T, U]):
     def options(self) -> Mapping[str, Any]:
         """Settings and parameters of this client by name, read-only, without secrets."""
         shown = {name: self._arguments[name] for name in self._arguments if name not in SECRETS}
-        return MappingProxyType({**shown, "base_url": self._address})
+        return MappingProxyType(shown | {"base_url": self._address})
 
     @property
     def _address(self) -> str:
@@ -137,7 +137,7 @@ class Client(Batched[T, U, ...], Generic[T, U]):
             "system": settings.get("system"),
             "schema": None if schema is None else schema.model_json_schema(),
             "details": settings.get("details"),
-            "parameters": {**self._parameters, HEADERS: None},
+            "parameters": self._parameters | {HEADERS: None},
         }
         return json.dumps(meaning, sort_keys=True, default=lambda value: type(value).__name__)
 

@@ -2,25 +2,25 @@
 
 1. A service is an address and a key. All its clients share its limits, and the strictest setting of
    any client applies. A session is one client of a service.
-2. A request has the items of one batch. Requests are sent in the order in which they begin to wait;
-   a refused one after others, if others wait or were sent since, which show whether the refusal
-   means it alone. One that waits for its client's budget lets others pass. One timer is set: for
-   the next moment at which a request may be sent, or must fail.
+2. A request has the items of one batch. Requests are sent in the order in which they begin to wait.
+   If others wait, or were sent since, a refused request goes after them: their answers show whether
+   the refusal means it alone. One that waits for its client's budget lets others pass. One timer is
+   set, for the next moment at which a request may be sent or must fail.
 3. A refusal costs no attempt, unless it means this request alone. A failure while the breaker is
    open costs none either, unless the request may be its cause: HTTP 500, or a time limit. If the
-   service has never answered, every failure costs one, and a failed probe costs all requests one
-   that wait.
+   service has never answered, every failure costs one, and a failed probe costs every request
+   that waits one.
 4. `max_wait_s` bounds the wait of a refused request, from its first refusal. While the service
    answers nothing at all, `max_wait_s` bounds the wait of every request. That wait is counted from
    the arrival of the request or from the first fault, whichever is later. An answer within a pause
    begins it anew.
 5. Every other failure, and every unusable answer, costs one attempt. The next attempt follows after
    a pause of this request alone. JSON that does not fit is sent back once, with its error.
-6. If a request of several items fails for good, exceeds the time limit, or is refused for
-   half of `max_wait_s`, each half of its items becomes a request. If all items have results then,
-   and the service called the request too large, no later request is larger than those answered.
+6. A request of several items may fail for good, exceed the time limit, or be refused for half of
+   `max_wait_s`. Then each half of its items becomes a request. If all items have results then, and
+   the service called the request too large, no later request is larger than those answered.
 7. A request without a caller is cancelled.
-8. A request whose cost the service does not tell counts with its estimate: also if its answer was
+8. If the service does not tell the cost of a request, its estimate counts: also if the answer was
    late, cut off, or not waited for. Refused and failed requests are free.
 9. The thread of the loop alone changes this state.
 """
@@ -157,7 +157,7 @@ class Session:
                 request.refused, request.since = True, now
             is_late = is_free and now - request.since >= settings.max_wait_s / (1 + several)
             is_last = not reply.again or (not is_free and request.attempts >= settings.attempts)
-            # errors of all items: those of the client, and no credit
+            # errors of all items: wrong address or key, and no credit
             may_search = reply.status not in OF_ALL and (reply.again or reply.outcome != "refusal")
             if several and may_search and (is_last or is_late or reply.outcome == "time limit"):
                 found = await self._halve(items, request.since if request.refused else None)
@@ -224,7 +224,7 @@ class Session:
             if isinstance(usage := answer.usage, Tokens):
                 written = usage.completion_tokens
                 self.counts.prompt_tokens += usage.prompt_tokens
-                if written is None:  # of embeddings, whose estimate is 0
+                if written is None:  # of embeddings: their estimate is 0
                     written = self.tokens(items)[1]
                 self.counts.completion_tokens += written
                 reply.tokens = usage.prompt_tokens + written
@@ -291,7 +291,7 @@ class Service:
         return reply
 
     def _admit(self) -> None:
-        """Send the requests whose turn has come, and set the timer for the next one."""
+        """Send the requests that have their turn, and set the timer for the next request."""
         limits = self.limits
         if self._timer is not None:
             self._timer.cancel()
@@ -397,7 +397,7 @@ def _failure(error: Exception) -> Reply:
             return Reply("nothing", error=error, cost=0.0)
         cause = error.__cause__
         is_sent = type(cause).__name__ not in NO_CONNECTION
-        detail = f" ({type(cause).__name__}: {cause})" if cause is not None else ""
+        detail = f" ({type(cause).__name__}: {cause})" if cause else ""
         why = f"no answer came: {error}{detail}"
         return Reply("failure", error=error, why=why, again=True, cost=None if is_sent else 0.0)
     reply = Reply(

@@ -47,6 +47,8 @@ def _dataclass(constructor: Callable[..., Any]) -> Any:
 
 def first_error(error: ValidationError) -> str:
     """Return the first error in one line: its place, its message, and the wrong value."""
-    first = error.errors(include_url=False, include_context=False)[0]
+    first = error.errors()[0]
     where = ".".join(map(str, first["loc"]))
-    return f"{where}{': ' * bool(where)}{first['msg']}, got {first['input']!r:.60}"
+    return f"{where}{': ' * bool(where)}{first['msg']}, got {first['input']!r:.60}".replace(
+        "match pattern '^https?://'", "begin with http:// or https://"
+    )

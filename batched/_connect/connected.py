@@ -11,7 +11,7 @@ import pkgutil
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Never, TypeVar
 
 from .._collate.features.settings import FeatureSettings
 from .._collate.items import ItemCollator
@@ -101,7 +101,7 @@ class ClientOptions(Options):
     def _hint(self, unknown: str, known: Iterable[str]) -> str:
         if unknown in super().settings():
             return " of a client; it belongs to the function"
-        return super()._hint(unknown, known)
+        return super()._hint(unknown, (*known, "linger_s"))
 
 
 @dataclass(frozen=True)
@@ -140,6 +140,7 @@ class _Connected(BatchedCallable[T, U, ...]):
         queue_timeout_ms: float | None = None,
         linger_s: float = 60.0,
         name: str | None = None,
+        **unknown: Never,
     ) -> None:
         """Connect to a batched function, at the first call.
 
@@ -187,6 +188,7 @@ class _Connected(BatchedCallable[T, U, ...]):
                 "on_full": on_full,
                 "queue_timeout_ms": queue_timeout_ms,
                 "name": name or address,
+                **unknown,
             }
         )
         if address.startswith(UNIX):

@@ -83,7 +83,8 @@ class PreparedParser:
         if prepare.takes_settings:
             if item is MISSING or args:
                 raise TypeError(
-                    f"{self._name} takes one prompt, or one list, and settings by keyword"
+                    f"{self._name} takes one prompt, or one list, by position, and settings by "
+                    "keyword"
                 )
             settings, kwargs = kwargs, {}
         item, args, one = self.parser.read(item, args, kwargs, single)

@@ -99,13 +99,13 @@ class TextGenerator(Continuous[Prompt, _U, str, ...]):
         **settings: Any,
     ) -> None: ...
     def __init__(
-        self, model: Any, tokenizer: Any, *, details: bool = False, **settings: Any
+        self, model: Any, tokenizer: Any = None, *, details: bool = False, **settings: Any
     ) -> None:
         from .beside import beside
         from .decoding import Writer
         from .reader import OF_BATCHES, PromptReader, layered
 
-        self._arguments = model, tokenizer, {"details": details, **settings}
+        self._arguments = model, tokenizer, settings | {"details": details}
         of_function = {
             name: settings.pop(name) for name in StepSettings.__annotations__ & settings.keys()
         }
@@ -117,10 +117,15 @@ class TextGenerator(Continuous[Prompt, _U, str, ...]):
             name=type(self).__name__,
         ).updated(of_function)
         name = str(options.name)
-        if not hasattr(model, "generate") or model.config.is_encoder_decoder:
+        if (
+            not hasattr(model, "generate")
+            or model.config.is_encoder_decoder
+            or not hasattr(tokenizer, "decode")
+        ):
             raise TypeError(
-                f"{name} needs a causal language model of transformers, such as "
-                f"AutoModelForCausalLM loads, got {type(model).__name__}"
+                f"{name} needs a causal language model of transformers and its tokenizer, which "
+                f"from_pretrained loads by name, got {type(model).__name__} and "
+                f"{type(tokenizer).__name__}"
             )
         model.eval()
         own = {
@@ -207,7 +212,7 @@ class TextGenerator(Continuous[Prompt, _U, str, ...]):
         """
         model, tokenizer, before = self._arguments
         make: Any = type(self)
-        made: Self = make(model, tokenizer, **{**before, **settings})
+        made: Self = make(model, tokenizer, **before | settings)
         return made
 
     def __reduce_ex__(self, _: SupportsIndex) -> tuple[Any, ...]:

@@ -1,7 +1,7 @@
 """Choice of the way in which the texts of a model are computed together.
 
-1. Texts have places if every layer is attention, full or with a window that `layer_types` names,
-   and the configuration names no other window, local, chunked, recurrent or compressed part.
+1. Texts have places if every layer is attention, full or with a window of `layer_types`. The
+   configuration must name no other window, and no local, chunked, recurrent or compressed part.
 2. Otherwise they begin together in whole batches, unless positions depend on the longest text.
 3. In both cases texts of very different lengths, one longer than every window, must have the logits
    in company that each of them has alone.
@@ -25,7 +25,7 @@ from .beside import innermost
 from .places import Places, kinds_of
 
 KINDS: Final = {"full_attention", "sliding_attention"}
-"""Kinds of layers whose keys and values can have places."""
+"""Kinds of layers with keys and values that can have places."""
 ATTENTION: Final = {"eager", "sdpa"}
 """Implementations of attention that take a mask for each text."""
 PARTS: Final = re.compile(
@@ -40,7 +40,7 @@ MOST_WINDOW: Final = 8192
 TOLERANCE: Final = {torch.float32: 1e-4, torch.float64: 1e-6}
 """Difference of logits that still counts as rounding, as a share of the greatest; else 0.05.
 
-Some models compute single parts in float32, whatever their dtype.
+Models of any dtype may compute single parts in float32.
 """
 BEYOND: Final = (17, 6)
 """Tokens of the long texts of the trial, beyond the longest window."""
@@ -109,8 +109,8 @@ def _agree(alone: Logits, found: Logits, dtype: torch.dtype) -> bool:
     bound = TOLERANCE.get(dtype, 0.05)
     return all(
         bool((mine - own).abs().max() <= bound * own.abs().max())
-        for some, others in zip(alone, found, strict=True)
-        for own, mine in zip(some, others, strict=False)  # the first text leaves early
+        for some, other in zip(alone, found, strict=True)
+        for own, mine in zip(some, other, strict=False)  # the first text leaves early
     )
 
 

@@ -232,7 +232,7 @@ class PromptReader(PromptPreparation):
             prompt,
             attention_mask=torch.ones_like(prompt),
             custom_generate=settings_of,
-            **{**given, **ONE_TEXT},
+            **given | ONE_TEXT,
         )
         kinds = {type(each).__name__ for each in settings.processors}
         fits_any = OBJECTS.isdisjoint(given) and kinds <= OF_ANY_PROMPT and not settings.criteria

@@ -364,7 +364,7 @@ def test_a_prompt_that_cannot_be_encoded_fails_alone_and_at_once(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"base_url": "localhost"}, "base_url: String should match pattern '^https?://'"),
+        ({"base_url": "localhost"}, "base_url: String should begin with http:// or https://"),
         ({"model": ""}, "model: String should have at least 1 character, got ''"),
         ({"api_key": 1}, "api_key.constrained-str: Input should be a valid string"),
         ({"schema": dict}, "schema: Input should be a subclass of BaseModel"),

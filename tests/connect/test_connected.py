@@ -41,6 +41,19 @@ def test_a_system_without_unix_sockets_is_refused(monkeypatch: pytest.MonkeyPatc
         batched.connect("served_model:double")
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("batch_size", "of a client; it belongs to the function"),
+        ("linger", "did you mean 'linger_s'"),
+    ],
+)
+def test_a_client_refuses_the_settings_of_a_function(name: str, message: str) -> None:
+    connect: Any = batched.connect
+    with pytest.raises(TypeError, match=f"there is no setting '{name}'.*{message}"):
+        connect("served_model:double", **{name: 8})
+
+
 def test_a_connected_function_is_called_as_the_function_itself(connected: Connect) -> None:
     double = connected()
     assert double(1) == 2

@@ -99,7 +99,9 @@ def test_a_chat_needs_a_template_and_a_call_an_open_generator() -> None:
         generator(CHAT)
     with pytest.raises(batched.BatcherClosed):
         generator("the dog")
-    with pytest.raises(TypeError, match="takes one prompt, or one list, and settings by keyword"):
+    with pytest.raises(
+        TypeError, match="takes one prompt, or one list, by position, and settings by"
+    ):
         generator("the dog", 5)
 
 
@@ -107,6 +109,11 @@ def test_other_models_and_wrong_settings_are_refused_by_the_constructor() -> Non
     sizes: dict[str, Any] = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2}
     with pytest.raises(TypeError, match="needs a causal language model of transformers"):
         TextGenerator(T5ForConditionalGeneration(T5Config(vocab_size=99, **sizes)), tokenizer())
+    make: Any = TextGenerator
+    with pytest.raises(TypeError, match="from_pretrained loads by name, got str and NoneType"):
+        make("a/name")
+    with pytest.raises(TypeError, match="from_pretrained loads by name, got LlamaFor.* and str"):
+        make(model(), "a/name")
     with pytest.raises(TypeError, match="has no setting 'tempreature'; did you mean 'temperature'"):
         TextGenerator(model(), tokenizer(), tempreature=1.0)
     with pytest.raises(ValueError, match="batch_size must be at least 1"):

@@ -6,7 +6,7 @@
    an error outside the function; or `WorkerClosed`, if the row was not computed.
 3. A failed batch is called again in halves until the rows that fail stand alone. After `_FAILURES`
    failures without a success it is given up, and its errors are `GivenUp`. Errors of a service are
-   not searched. A batch with a request of `SEARCHED` is searched to the end, whatever the error.
+   not searched. A batch with a request of `SEARCHED` is searched to the end after any error.
 4. While `paused` is set, and after `stop`, batches end at once and are not computed.
 """
 
