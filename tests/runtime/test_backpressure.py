@@ -15,7 +15,23 @@ import pytest
 
 import batched
 from batched._runtime.timer_thread import TimerThread, timer
-from stage import BOUND, Turnstile, held, python, refuse_thread, wait_until
+from stage import BOUND, held, python, refuse_thread, wait_until
+
+
+class Turnstile:
+    """A batch function that waits to be let through, once for each batch."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[Any]] = []
+        self._opened = threading.Semaphore(0)
+
+    def __call__(self, items: list[Any]) -> list[Any]:
+        self.batches.append(items.copy())
+        assert self._opened.acquire(timeout=BOUND), "nobody let the batch through"
+        return items
+
+    def let_through(self, batches: int = 1) -> None:
+        self._opened.release(batches)
 
 
 def full(**settings: Any) -> tuple[Turnstile, Any, list[Any]]:
@@ -65,7 +81,7 @@ def test_a_full_queue_refuses_with_its_own_error_while_batches_end() -> None:
             fn,
             ThreadPoolExecutor(8) as callers,
         ):
-            calls = [callers.submit(fn, number) for number in range(4000)]
+            calls = [callers.submit(fn, number) for number in range(1500)]
             found = {type(call.exception()) for call in calls}
     finally:
         sys.setswitchinterval(interval)
