@@ -15,23 +15,7 @@ import pytest
 
 import batched
 from batched._runtime.timer_thread import TimerThread, timer
-from stage import BOUND, held, python, refuse_thread, wait_until
-
-
-class Turnstile:
-    """A batch function that waits to be let through, once for each batch."""
-
-    def __init__(self) -> None:
-        self.batches: list[list[Any]] = []
-        self._opened = threading.Semaphore(0)
-
-    def __call__(self, items: list[Any]) -> list[Any]:
-        self.batches.append(items.copy())
-        assert self._opened.acquire(timeout=BOUND), "nobody let the batch through"
-        return items
-
-    def let_through(self, batches: int = 1) -> None:
-        self._opened.release(batches)
+from stage import BOUND, Turnstile, held, python, refuse_thread, wait_until
 
 
 def full(**settings: Any) -> tuple[Turnstile, Any, list[Any]]:

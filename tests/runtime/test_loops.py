@@ -467,3 +467,12 @@ def test_a_closed_function_leaves_no_task_behind() -> None:
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     asyncio.run(main())
+
+
+def test_another_thread_may_wait_for_a_result_of_a_loop() -> None:
+    fn = batched.aio.dynamically(coroutine)
+
+    async def main() -> int:
+        return await asyncio.to_thread(fn.submit(4).result, BOUND)
+
+    assert asyncio.run(main()) == 8

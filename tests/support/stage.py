@@ -90,6 +90,22 @@ async def echo_coroutine(items: list[Any]) -> list[Any]:
     return items
 
 
+class Turnstile:
+    """A batch function that waits to be let through, once for each batch."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[Any]] = []
+        self._opened = threading.Semaphore(0)
+
+    def __call__(self, items: list[Any]) -> list[Any]:
+        self.batches.append(items.copy())
+        assert self._opened.acquire(timeout=BOUND), "nobody let the batch through"
+        return items
+
+    def let_through(self, batches: int = 1) -> None:
+        self._opened.release(batches)
+
+
 def in_time(function: Callable[[], Any]) -> Any:
     """Return the result of `function`, called in a thread that may be left hanging."""
     outcome: concurrent.futures.Future[Any] = concurrent.futures.Future()
