@@ -68,7 +68,10 @@ REFUSED: list[tuple[type[Exception], str, Any, str]] = [
     *((ValueError, "timeout_ms", value, FINITE) for value in (-1e-9, math.nan, math.inf)),
     *((TypeError, "timeout_ms", value, NUMBER) for value in ("5", 5 + 0j, [5], True)),
     (ValueError, "queue_timeout_ms", 0, "must be above 0 and finite"),
-    *((ValueError, "flush", each, "must be one of 'auto', 'eager', 'window'") for each in ("", [])),
+    *(
+        (ValueError, "flush", each, "must be one of 'auto', 'eager', 'window'")
+        for each in ("", "Eager", None)
+    ),
 ]
 
 

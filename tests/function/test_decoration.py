@@ -35,7 +35,7 @@ def threaded(items: list[int]) -> list[int]:
     return items
 
 
-DECORATORS = [batched.dynamically, batched.aio.dynamically]
+DECORATORS: list[Any] = [batched.dynamically, batched.aio.dynamically]
 
 
 def wrapped_plainly(func: Any) -> Any:
