@@ -323,12 +323,13 @@ def test_endless_load_keeps_no_memory() -> None:
         for number in range(calls):
             futures[number % 4].result(30)
             futures[number % 4] = count.submit(1)
+        assert count.stats.calls  # what is noted and not yet counted would hide a leak
         gc.collect()
         return tracemalloc.get_traced_memory()[0]
 
-    load(100)
+    load(200)
     tracemalloc.start()
-    sizes = [load(100) for _ in range(5)]
+    sizes = [load(200) for _ in range(5)]
     tracemalloc.stop()
     growth = min(after - before for before, after in pairwise(sizes))
-    assert growth < 2_000, "each stretch leaves something behind"
+    assert growth < 8_000, "each stretch leaves something behind"
