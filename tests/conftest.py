@@ -11,6 +11,7 @@ import gc
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -56,12 +57,26 @@ features.
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Collect without the garbage collector, which takes as long as all imports together."""
+    """Collect without the garbage collector, which takes as long as all imports together. It looks
+    at none of the imported modules later, either.
+    """
     gc.disable()
     try:
         return (yield)
     finally:
+        with suppress(ImportError):
+            import hypothesis  # noqa: F401  # it searches for objects that are hidden from here on
+        gc.freeze()
         gc.enable()
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "scenario" in metafunc.fixturenames:
+        chosen = metafunc.config.option.markexpr
+        is_without = chosen.startswith("not") and "matrix" in chosen  # as the default is
+        scenarios = USUAL if is_without else SCENARIOS
+        ids = [f"{scenario.kind}-{scenario.loop}" for scenario in scenarios]
+        metafunc.parametrize("scenario", scenarios, ids=ids)
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
@@ -88,12 +103,6 @@ def uncollected() -> Iterator[None]:
     gc.disable()
     yield
     gc.enable()
-
-
-@pytest.fixture(params=SCENARIOS, ids=lambda scenario: f"{scenario.kind}-{scenario.loop}")
-def scenario(request: pytest.FixtureRequest) -> Scenario:
-    chosen: Scenario = request.param
-    return chosen
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import sys
 import types
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import product
 from typing import Any, NamedTuple
 
 import pytest
@@ -17,6 +18,8 @@ from batched._collate.items import ItemCollator
 from batched._core.scheduler import Batch, Request, Slice
 from batched.errors import BatchFunctionError, BatchSizeMismatch
 from stage import BOUND, Gate
+
+pytestmark = pytest.mark.once
 
 NO_ARGUMENTS = Arguments((), {})
 
@@ -159,17 +162,17 @@ NO_ROWS: list[Any] = [
 
 
 @pytest.mark.parametrize("output", NO_ROWS, ids=lambda output: type(output).__name__)
-@pytest.mark.parametrize("sizes", [(2,), (1, 1)])
 def test_an_output_without_results_in_order_is_an_error_with_its_type(
-    items: ItemCollator, output: Any, sizes: tuple[int, ...]
+    items: ItemCollator, output: Any
 ) -> None:
-    with pytest.raises(BatchFunctionError) as caught:
-        items.split(output, calls(*sizes), None)
-    assert type(caught.value) is BatchFunctionError
-    assert str(caught.value) == (
-        f"shop.embed returned {type(output).__name__}; it gets a list of items, and must return a "
-        "list, tuple, array or tensor with one entry per item"
-    )
+    for sizes in ((2,), (1, 1)):
+        with pytest.raises(BatchFunctionError) as caught:
+            items.split(output, calls(*sizes), None)
+        assert type(caught.value) is BatchFunctionError
+        assert str(caught.value) == (
+            f"shop.embed returned {type(output).__name__}; it gets a list of items, and must "
+            "return a list, tuple, array or tensor with one entry per item"
+        )
 
 
 class Peak(NamedTuple):
@@ -177,7 +180,9 @@ class Peak(NamedTuple):
     indices: Any
 
 
-@pytest.mark.parametrize("sizes", [(2,), (1, 1), (1,), (3,)])
+SIZES = (2,), (1, 1), (1,), (3,)
+
+
 @pytest.mark.parametrize(
     "output",
     [
@@ -187,24 +192,21 @@ class Peak(NamedTuple):
     ],
     ids=lambda output: type(output).__name__,
 )
-def test_fields_of_a_named_tuple_are_never_taken_for_rows(
-    items: ItemCollator, output: Any, sizes: tuple[int, ...]
-) -> None:
+def test_fields_of_a_named_tuple_are_never_taken_for_rows(items: ItemCollator, output: Any) -> None:
     if output == "torch":
         torch = pytest.importorskip("torch")
         output = torch.max(torch.ones(2, 3), 1)
     several = rf"^shop\.embed returned a {type(output).__name__} of several outputs, not one entry"
-    with pytest.raises(BatchFunctionError, match=several):
-        items.split(output, calls(*sizes), None)
+    for sizes in SIZES:
+        with pytest.raises(BatchFunctionError, match=several):
+            items.split(output, calls(*sizes), None)
 
 
-@pytest.mark.parametrize("sizes", [(2,), (1, 1), (1,), (3,)])
 @pytest.mark.parametrize("library", ["", "numpy", pytest.param("torch", marks=pytest.mark.model)])
-def test_several_outputs_are_never_taken_for_rows(
-    items: ItemCollator, library: str, sizes: tuple[int, ...]
-) -> None:
+def test_several_outputs_are_never_taken_for_rows(items: ItemCollator, library: str) -> None:
     make: Any = pytest.importorskip(library).ones if library else lambda size: [1.0] * size
-    for output in ((make(sum(sizes)), make(sum(sizes))), (None, make(3))):
+    for sizes, more in product(SIZES, (True, False)):
+        output = (make(sum(sizes)), make(sum(sizes))) if more else (None, make(3))
         with pytest.raises(BatchFunctionError) as caught:
             items.split(output, calls(*sizes), None)
         assert str(caught.value) == (
@@ -242,16 +244,16 @@ LAYOUTS: dict[str, Callable[[Any], Any]] = {
 """Outputs that a function may write to again, made of an array or tensor of three rows."""
 
 
-@pytest.mark.parametrize("sizes", [(3,), (1, 1, 1), (2, 1)], ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_caller_never_sees_memory_that_the_function_uses_again(
-    items: ItemCollator, library: Any, sizes: tuple[int, ...], layout: str
+    items: ItemCollator, library: Any, layout: str
 ) -> None:
-    output = LAYOUTS[layout](library.ones((3, 2)))
-    rows = rows_of(items, output, *sizes)
-    for row in output:
-        row[:] = 7
-    assert [row.tolist() for row in rows] == [[1.0, 1.0]] * 3
+    for sizes in ((3,), (1, 1, 1), (2, 1)):
+        output = LAYOUTS[layout](library.ones((3, 2)))
+        rows = rows_of(items, output, *sizes)
+        for row in output:
+            row[:] = 7
+        assert [row.tolist() for row in rows] == [[1.0, 1.0]] * 3
 
 
 @pytest.mark.parametrize("company", [False, True])

@@ -126,18 +126,6 @@ def test_a_batch_that_fails_no_longer_counts_as_fitted() -> None:
 # ---------------------------------------------------------------- patience
 
 
-@pytest.mark.parametrize("longest", [0, 50])
-def test_a_low_ceiling_is_raised_by_one_item(longest: int) -> None:
-    capacity = Capacity(64)
-    for items in (32, 16, 8, 4, 2):
-        capacity.too_big(items, longest)
-    seen = []
-    for _ in range(8):
-        fitted(capacity, PATIENCE, capacity.max_items(longest), longest)
-        seen.append(capacity.max_items(longest))
-    assert seen == [2, 3, 4, 5, 6, 7, 8, 9]
-
-
 def test_only_batches_that_reach_the_ceiling_count() -> None:
     capacity = Capacity(64, 3000)
     capacity.too_big(64, 40)

@@ -68,9 +68,9 @@ def test_a_large_call_is_finished_in_time_behind_any_amount_of_small_traffic(
 ) -> None:
     """The limit is four times the batches that the call would need alone, plus one."""
     busy = scheduler(batch_size=size, max_batch_tokens=budget)
-    large = call(*[60] * 61)
+    large = call(*[60] * 31)
     submitted(busy, large)
-    alone, batches = -(-61 // busy.capacity.max_items(60)), 0
+    alone, batches = -(-31 // busy.capacity.max_items(60)), 0
     while large.dispatched < large.size:
         submitted(busy, *(call(5 + (batches + 7 * number) % 116) for number in range(2 * size)))
         ran(busy)

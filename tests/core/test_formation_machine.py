@@ -220,7 +220,7 @@ class FormationMachine(RuleBasedStateMachine):
         self.counts_agree()
 
 
-@pytest.mark.parametrize("histories", [20, pytest.param(120, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("histories", [12, pytest.param(120, marks=pytest.mark.slow)])
 def test_batches_by_length_keep_the_rules_of_the_scheduler(histories: int) -> None:
     chosen = settings(
         max_examples=histories, stateful_step_count=40, derandomize=True, deadline=None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from typing import Literal
 
 import hypothesis.strategies as st
@@ -11,6 +12,9 @@ from hypothesis import given, settings
 from batched._core.linger import NEVER, RECENT, WAIT_WEIGHT, Eager, Hindsight, Window, flush_rule
 from batched._core.policy import BatchPolicy
 from batched._core.scheduler import Batch, Request, Scheduler
+from virtual_time import Model, batches
+
+FIXED = Model(5.0, 0.0, jitter=0.0)
 
 
 def test_each_setting_selects_its_rule() -> None:
@@ -115,60 +119,40 @@ def test_calls_before_a_worker_looks_are_no_reason_to_wait(from_event_loop: bool
 
 
 def closed_loop(
-    scheduler: Scheduler,
-    callers: int,
-    batches: int,
-    *,
-    fixed: float,
-    each: float = 0.0,
-    gap: float = 1e-5,
+    scheduler: Scheduler, callers: int, count: int, *, model: Model, gap: float = 1e-5
 ) -> list[Batch]:
     """Return the batches of `callers`. All callers of a batch call again, one after another, when
     it ends.
     """
-    now = 0.0
     done: list[Batch] = []
-    arrivals = [gap * number for number in range(callers)]
-    running: list[tuple[float, Batch]] = []
-    while len(done) < batches:
-        batch = scheduler.take(now)
-        if batch is not None:
-            running.append((now + fixed + each * batch.size, batch))
-            continue
-        moments = [*arrivals[:1], *(end for end, _ in running[:1]), scheduler.next_deadline()]
-        now = min(moments)
-        if arrivals and arrivals[0] == now:
-            arrivals.pop(0)
-            scheduler.submit(Request([0], 1, "g", waker=None), now)
-        elif running and running[0][0] == now:
-            _, batch = running.pop(0)
-            scheduler.finished(batch, now)
-            done.append(batch)
-            arrivals = sorted(
-                [*arrivals, *(now + gap * (number + 1) for number in range(batch.size))]
-            )
+    calls = [(gap * caller, caller) for caller in range(callers)]
+    for batch in batches(scheduler, model, calls, 1):
+        done.append(batch)
+        if len(done) == count:
+            break
+        for place, (request, _, _) in enumerate(batch.slices, 1):
+            heapq.heappush(calls, (batch.ended + gap * place, request.items[0]))
     return done
 
 
 def test_a_lone_caller_never_waits() -> None:
-    batches = closed_loop(Scheduler(BatchPolicy()), 1, 100, fixed=0.005, gap=0.001)
-    assert all(batch.started == batch.slices[0][0].arrived for batch in batches)
+    alone = closed_loop(Scheduler(BatchPolicy()), 1, 100, model=FIXED, gap=0.001)
+    assert all(batch.started == batch.slices[0][0].arrived for batch in alone)
 
 
 @pytest.mark.parametrize("callers", [2, 3, 8, 24, 32])
 def test_callers_who_come_back_are_merged_within_ten_batches(callers: int) -> None:
     """Under eager the callers stay in two convoys, which take turns."""
-    auto = closed_loop(Scheduler(BatchPolicy()), callers, 40, fixed=0.005, each=0.0001)
+    model = Model(5.0, 0.1, jitter=0.0)
+    auto = closed_loop(Scheduler(BatchPolicy()), callers, 40, model=model)
     assert [batch.size for batch in auto[10:]] == [callers] * 30
-    eager = closed_loop(
-        Scheduler(BatchPolicy(flush="eager")), callers, 40, fixed=0.005, each=0.0001
-    )
+    eager = closed_loop(Scheduler(BatchPolicy(flush="eager")), callers, 40, model=model)
     assert max(batch.size for batch in eager[10:]) < callers
 
 
 def test_the_last_caller_soon_stops_waiting_for_callers_who_have_gone() -> None:
     scheduler = Scheduler(BatchPolicy())
-    closed_loop(scheduler, 24, 30, fixed=0.005)
+    closed_loop(scheduler, 24, 30, model=FIXED)
     while (batch := scheduler.take(1e6)) is not None:
         scheduler.finished(batch, 1e6)
     waits = []
@@ -193,7 +177,7 @@ def test_a_held_group_does_not_starve_behind_a_full_group() -> None:
     a call of another group arrives.
     """
     scheduler = Scheduler(BatchPolicy(batch_size=8))
-    closed_loop(scheduler, 12, 60, fixed=0.006, gap=1e-4)
+    closed_loop(scheduler, 12, 60, model=FIXED, gap=1e-4)
     now = 1e3
     while (batch := scheduler.take(now)) is not None:
         scheduler.finished(batch, now)
@@ -204,7 +188,7 @@ def test_a_held_group_does_not_starve_behind_a_full_group() -> None:
     batch = scheduler.take(now)
     for _ in range(12):
         assert batch is not None
-        now += 0.006
+        now += 0.005
         scheduler.finished(batch, now)
         back, batch = batch.size, scheduler.take(now)  # before those callers come back
         for _ in range(back):
@@ -227,7 +211,7 @@ steps = st.lists(
 
 
 @pytest.mark.once
-@settings(max_examples=300, derandomize=True, deadline=None)
+@settings(max_examples=150, derandomize=True, deadline=None)
 @given(
     steps,
     st.sampled_from([0.01, 1.0, 5.0, 1000.0, None]),
@@ -286,7 +270,7 @@ def test_no_call_is_held_for_longer_than_the_timeout(
 def test_an_idle_worker_sleeps_until_returning_callers_would_be_held_no_longer() -> None:
     scheduler = Scheduler(BatchPolicy())
     assert scheduler.next_deadline(0.0) == NEVER, "nothing is held"
-    closed_loop(scheduler, 24, 30, fixed=0.005)
+    closed_loop(scheduler, 24, 30, model=FIXED)
     since, linger = scheduler._free_since, scheduler._rule.linger
     assert linger > 0.0
     assert scheduler.next_deadline(since) == since + linger

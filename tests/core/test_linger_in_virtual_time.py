@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import pytest
 
-from batched._core.policy import BatchPolicy
+from batched._core.policy import BatchPolicy, Flush
+from batched._core.scheduler import Scheduler
 from policy import (
     AT_ONCE,
     CLOSED,
@@ -26,7 +27,7 @@ from policy import (
     calls_of,
 )
 from traffic import BURST
-from virtual_time import Crowd, Model, Way, batches, crowds
+from virtual_time import Model, batches
 
 pytestmark = pytest.mark.once
 
@@ -53,8 +54,8 @@ more callers than two batches hold.
 """
 
 
-def check(row: Row, question: Question, calls: int = 0) -> None:
-    """Check the bounds of a question in one row."""
+def check(row: Row, question: Question, calls: int) -> None:
+    """Check the bounds of a question in one row, in a run of so many calls."""
     found = row.compare(question.others, calls)
     for name, bound in question.bounds.items():
         assert found[name] >= bound if name == "throughput" else found[name] <= bound, name
@@ -62,12 +63,12 @@ def check(row: Row, question: Question, calls: int = 0) -> None:
 
 @pytest.mark.parametrize("row", TWO_CONVOYS, ids=str)
 def test_callers_who_could_share_a_batch_do(row: Row) -> None:
-    check(row, CLOSED)
+    check(row, CLOSED, 600)
 
 
 @pytest.mark.parametrize("row", NOTHING_TO_GAIN, ids=str)
 def test_no_batch_is_held_where_nothing_can_be_gained(row: Row) -> None:
-    check(row, CLOSED)
+    check(row, CLOSED, 600)
 
 
 @pytest.mark.parametrize("question", QUESTIONS[3:], ids=lambda question: question.title)
@@ -75,7 +76,7 @@ def test_hard_traffic_is_served_about_as_fast_as_by_the_best_other_rule(
     question: Question,
 ) -> None:
     for row in question.rows[::25]:
-        check(row, question, 10_000 if row.kinds[-1].calls_at_random else 3000)
+        check(row, question, 3000 if row.kinds[-1].calls_at_random else 1000)
 
 
 @pytest.mark.parametrize(
@@ -91,52 +92,31 @@ def test_hard_traffic_is_served_about_as_fast_as_by_the_best_other_rule(
     ids=str,
 )
 def test_calls_at_random_are_answered_about_as_soon_as_under_eager(row: Row) -> None:
-    check(row, OPEN, 10_000)
+    check(row, OPEN, 3000)
 
 
 @pytest.mark.parametrize("row", MERGING_PAYS.rows, ids=str)
 def test_a_burst_is_answered_sooner_than_if_its_first_call_left_alone(row: Row) -> None:
-    check(row, MERGING_PAYS, 5_000)
-
-
-# ---------------------------------------------------------------- the simulation, by hand (ms)
-
-AT_ONCE_LEAVING = BatchPolicy(batch_size=64, flush="eager", timeout_ms=0.0)
-
-
-def window(timeout_ms: float) -> BatchPolicy:
-    return BatchPolicy(batch_size=64, flush="window", timeout_ms=timeout_ms)
-
-
-@pytest.mark.parametrize("rule", [AT_ONCE_LEAVING, window(0.5), window(5.0)])
-def test_a_lone_caller_pays_for_its_wait_its_batch_and_for_coming_back(rule: BatchPolicy) -> None:
-    crowd = Crowd(1, Way(0.1, spread=0.0))
-    found = crowds(rule, Model(5.0, 0.05, jitter=0.0), (crowd,), 1, 100).throughput
-    assert found == pytest.approx(1 / ((rule.timeout_ms or 0.0) + 5.05 + 0.1))
+    check(row, MERGING_PAYS, 2500)
 
 
 @pytest.mark.parametrize(
     ("rule", "moments", "expected"),
     [
         # one leaves alone, two wait for its batch, and the last comes when their batch ends
-        (AT_ONCE_LEAVING, [0.0, 1.0, 2.0, 11.5], [5.5, 10.5, 9.5, 5.5]),
+        ("eager", [0.0, 1.0, 2.0, 11.5], [5.5, 10.5, 9.5, 5.5]),
         # two leave together, and the wait of the third is over when their batch ends
-        (window(2.0), [0.0, 1.0, 3.0], [8.0, 7.0, 10.5]),
+        ("window", [0.0, 1.0, 3.0], [8.0, 7.0, 10.5]),
     ],
 )
-def test_latencies_are_as_worked_out(
-    rule: BatchPolicy, moments: list[float], expected: list[float]
+def test_latencies_of_the_simulation_are_as_worked_out(
+    rule: Flush, moments: list[float], expected: list[float]
 ) -> None:
+    policy = BatchPolicy(batch_size=64, flush=rule, timeout_ms=2.0)
     calls = [(1e-3 * moment, number) for number, moment in enumerate(moments)]
-    found = {
+    found = {  # all in milliseconds
         request.items[0]: 1e3 * (batch.ended - request.arrived)
-        for batch in batches(rule, Model(5.0, 0.5, jitter=0.0), calls, 1)
+        for batch in batches(Scheduler(policy), Model(5.0, 0.5, jitter=0.0), calls, 1)
         for request, _, _ in batch.slices
     }
     assert [found[number] for number in range(len(moments))] == pytest.approx(expected)
-
-
-def test_a_call_that_comes_at_the_deadline_is_in_the_batch() -> None:
-    calls = [(0.0, 0), (1.0, 1), (1.5, 2)]
-    ran = list(batches(window(1000.0), Model(5.0, 0.05, jitter=0.0), calls, 1))
-    assert [[request.items[0] for request, _, _ in batch.slices] for batch in ran] == [[0, 1], [2]]

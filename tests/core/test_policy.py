@@ -36,35 +36,6 @@ def test_the_defaults_equal_the_table_of_settings() -> None:
     }
 
 
-def test_policies_with_equal_settings_are_equal() -> None:
-    assert BatchPolicy(timeout_ms=5) == BatchPolicy(timeout_ms=5.0)
-    assert hash(BatchPolicy(timeout_ms=5)) == hash(BatchPolicy(timeout_ms=5.0))
-    assert BatchPolicy(batch_size=4) != BatchPolicy(batch_size=5)
-
-
-@pytest.mark.parametrize(("name", "least"), INTEGERS.items())
-def test_an_integer_has_a_least_value(name: str, least: int) -> None:
-    kept: Any = BatchPolicy(**{name: least})  # type: ignore[arg-type]
-    assert getattr(kept, name) == least
-    with pytest.raises(ValueError) as caught:
-        BatchPolicy(**{name: least - 1})  # type: ignore[arg-type]
-    assert str(caught.value) == f"{name} must be at least {least}, got {least - 1}"
-
-
-@pytest.mark.parametrize(("name", "least"), INTEGERS.items())
-@pytest.mark.parametrize("value", [4.0, math.inf, "4", Fraction(4), [4], True])
-def test_a_value_of_another_type_is_no_integer(name: str, least: int, value: object) -> None:
-    with pytest.raises(TypeError) as caught:
-        BatchPolicy(**{name: value})  # type: ignore[arg-type]
-    assert str(caught.value) == f"{name} must be an integer of at least {least}, got {value!r}"
-
-
-def test_none_is_refused_for_a_setting_with_a_limit() -> None:
-    assert BatchPolicy(max_batch_tokens=None).max_batch_tokens is None
-    with pytest.raises(TypeError, match=r"^batch_size must be an integer of at least 1, got None$"):
-        BatchPolicy(batch_size=None)  # type: ignore[arg-type]
-
-
 def test_numbers_of_numpy_become_numbers_of_python() -> None:
     numpy = pytest.importorskip("numpy")
     policy = BatchPolicy(batch_size=numpy.int64(4), timeout_ms=numpy.float32(2))
@@ -74,40 +45,41 @@ def test_numbers_of_numpy_become_numbers_of_python() -> None:
         BatchPolicy(timeout_ms=numpy.bool_(True))
 
 
-@pytest.mark.parametrize("value", [0, 0.001, 5, 10**300, Fraction(1, 2)])
-def test_a_duration_becomes_a_float(value: Any) -> None:
-    kept = BatchPolicy(timeout_ms=value).timeout_ms
-    assert (type(kept), kept) == (float, float(value))
+def test_any_number_in_the_range_is_taken() -> None:
+    for name, least in INTEGERS.items():
+        assert getattr(BatchPolicy(**{name: least}), name) == least  # type: ignore[arg-type]
+    duration: Any
+    for duration in (0, 0.001, 5, 10**300, Fraction(1, 2)):
+        kept = BatchPolicy(timeout_ms=duration).timeout_ms
+        assert (type(kept), kept) == (float, float(duration))
+    assert BatchPolicy(queue_timeout_ms=1, max_batch_tokens=None).queue_timeout_ms == 1.0
 
 
-@pytest.mark.parametrize("value", [-1e-9, math.nan, math.inf, Fraction(-1, 3)])
-def test_a_negative_or_infinite_duration_is_refused(value: Any) -> None:
-    with pytest.raises(ValueError) as caught:
-        BatchPolicy(timeout_ms=value)
-    assert str(caught.value) == f"timeout_ms must be at least 0 and finite, got {value!r}"
+FINITE = "must be at least 0 and finite"
+NUMBER = "must be a number of milliseconds, at least 0 and finite"
+REFUSED: list[tuple[type[Exception], str, Any, str]] = [
+    *((ValueError, n, least - 1, f"must be at least {least}") for n, least in INTEGERS.items()),
+    *(
+        (TypeError, name, value, f"must be an integer of at least {least}")
+        for name, least in INTEGERS.items()
+        for value in (4.0, "4", True)
+    ),
+    *((TypeError, "batch_size", each, "must be an integer of at least 1") for each in (None, [4])),
+    *((ValueError, "timeout_ms", value, FINITE) for value in (-1e-9, math.nan, math.inf)),
+    *((TypeError, "timeout_ms", value, NUMBER) for value in ("5", 5 + 0j, [5], True)),
+    (ValueError, "queue_timeout_ms", 0, "must be above 0 and finite"),
+    *(
+        (ValueError, "flush", each, "must be one of 'auto', 'eager', 'window'")
+        for each in ("", "Eager", None)
+    ),
+]
 
 
-def test_the_timeout_of_the_queue_is_above_zero() -> None:
-    assert BatchPolicy(queue_timeout_ms=1).queue_timeout_ms == 1.0
-    with pytest.raises(ValueError, match=r"^queue_timeout_ms must be above 0 and finite, got 0$"):
-        BatchPolicy(queue_timeout_ms=0)
-
-
-@pytest.mark.parametrize("value", ["5", 5 + 0j, [5], True])
-def test_a_value_of_another_type_is_no_duration(value: Any) -> None:
-    with pytest.raises(TypeError) as caught:
-        BatchPolicy(timeout_ms=value)
-    assert (
-        str(caught.value)
-        == f"timeout_ms must be a number of milliseconds, at least 0 and finite, got {value!r}"
-    )
-
-
-@pytest.mark.parametrize("value", ["", "Eager", None, ["eager"]])
-def test_an_unknown_flush_rule_is_refused(value: Any) -> None:
-    with pytest.raises(ValueError) as caught:
-        BatchPolicy(flush=value)
-    assert str(caught.value) == f"flush must be one of 'auto', 'eager', 'window', got {value!r}"
+@pytest.mark.parametrize(("error", "name", "value", "said"), REFUSED)
+def test_a_wrong_value_is_refused(error: type[Exception], name: str, value: Any, said: str) -> None:
+    with pytest.raises(error) as caught:
+        BatchPolicy(**{name: value})
+    assert str(caught.value) == f"{name} {said}, got {value!r}"
 
 
 def test_the_most_similar_name_is_suggested() -> None:

@@ -113,15 +113,6 @@ def test_a_batch_has_fitted_if_one_call_returned_for_all_of_it(
     assert batch.fitted is fitted
 
 
-def test_the_rest_of_a_call_that_has_failed_is_not_tried() -> None:
-    function = Function(8, {0})
-    call = Request(list(range(8)), 8, NO_ARGUMENTS, listed=True)
-    outcomes = attempt(batch_of(call), function, isolates=is_failure)
-    halves = [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert function.calls == [list(range(8)), *halves, [0, 1], [2, 3], [0]]
-    assert type(outcomes[1][0]) is type(outcomes[1][1]) is ValueError
-
-
 def test_separate_items_of_a_call_fail_alone() -> None:
     function = Function(8, {0, 5})
     call = Request(list(range(8)), 8, NO_ARGUMENTS, listed=True, separate=True)

@@ -15,9 +15,9 @@ import pytest
 import batched
 from stage import BOUND, wait_until
 
-FIRST = 200
+FIRST = 50
 """Instances before the first count, which fill the caches."""
-SLACK = 0.1
+SLACK = 0.5
 """Blocks of memory per instance that may appear by chance. A leak is at least one block."""
 
 
@@ -68,7 +68,7 @@ def assert_nothing_stays(found: Counter[str], held: int, instances: int) -> None
 
 
 many = pytest.mark.parametrize(
-    "instances", [500, pytest.param(100_000, marks=[pytest.mark.slow, pytest.mark.timeout(900)])]
+    "instances", [100, pytest.param(100_000, marks=[pytest.mark.slow, pytest.mark.timeout(900)])]
 )
 
 

@@ -65,7 +65,7 @@ def test_a_full_queue_refuses_with_its_own_error_while_batches_end() -> None:
             fn,
             ThreadPoolExecutor(8) as callers,
         ):
-            calls = [callers.submit(fn, number) for number in range(4000)]
+            calls = [callers.submit(fn, number) for number in range(1500)]
             found = {type(call.exception()) for call in calls}
     finally:
         sys.setswitchinterval(interval)

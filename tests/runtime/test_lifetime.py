@@ -209,7 +209,8 @@ def test_after_a_fork_parent_and_child_serve_calls(decorator: str) -> None:
         if pid == 0:
             code = 1
             try:
-                assert (fn.stats.queue_size, fn.stats.in_flight) == (0, 0)
+                counts = fn.stats
+                assert (counts.calls, counts.queue_size, counts.in_flight) == (0, 0, 0)
                 assert asyncio.run(fn.acall(3)) == 6
                 assert fn.submit(4).result(10) == 8
                 fn.shutdown()

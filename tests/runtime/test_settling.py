@@ -4,31 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import contextlib
 import threading
-import weakref
 
 import pytest
 
 import batched
-from batched._core.request import Request
-from batched._runtime.settling import raise_error
 from batched._runtime.wakers import Future, wait
 from stage import BOUND, held
-
-
-@pytest.mark.usefixtures("uncollected")
-def test_a_raised_error_is_freed_with_its_caller() -> None:
-    """Neither the request nor its own traceback keeps the error alive."""
-
-    class BadItem(Exception):
-        pass
-
-    failed = Request([0], 1, "g", error=BadItem())
-    gone = weakref.ref(failed.error)
-    with contextlib.suppress(BadItem):
-        raise_error(failed)
-    assert gone() is None
 
 
 def test_a_done_callback_may_raise_anything(caplog: pytest.LogCaptureFixture) -> None:

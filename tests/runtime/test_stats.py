@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-import os
 import pickle
 import random
 
@@ -98,23 +97,6 @@ def test_a_duration_reads_as_three_digits_and_a_unit(seconds: float, text: str) 
 # ---------------------------------------------------------------- what is counted
 
 
-def test_batches_are_counted_by_size_and_by_reason() -> None:
-    recorder = Recorder()
-    batches: list[tuple[int, FlushReason]] = [
-        (4, "full"),
-        (4, "full"),
-        (1, "eager"),
-        (2, "timeout"),
-        (1, "drain"),
-    ]
-    for size, reason in batches:
-        recorder.ended(ended_batch(request(size), started=0.0, ended=0.0, reason=reason), errors=0)
-    counted = snapshot(recorder)
-    assert (counted.total_batches, counted.total_processed, counted.avg_batch_size) == (5, 12, 2.4)
-    assert list(counted.batch_sizes.items()) == [(1, 2), (2, 1), (4, 2)]
-    assert counted.flush_reasons == {"full": 2, "eager": 1, "timeout": 1, "drain": 1}
-
-
 def test_the_queue_wait_is_that_of_calls_until_their_first_batch() -> None:
     """A call of many items counts once, and its later parts do not count again."""
     recorder = Recorder()
@@ -138,20 +120,6 @@ def test_many_batches_are_counted_before_anyone_looks() -> None:
     counted = snapshot(recorder)
     assert snapshot(recorder) == counted  # looking counts no call
     assert (counted.calls, counted.total_batches) == (2 * MOST_UNREAD + 1,) * 2
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
-def test_a_child_of_a_fork_begins_to_count_at_zero() -> None:
-    @batched.dynamically
-    def fn(items: list[int]) -> list[int]:
-        return items
-
-    fn(1)
-    child = os.fork()
-    if not child:  # pragma: no cover  # in another process
-        os._exit(0 if (fn(2), fn.stats.calls) == (2, 1) else 1)
-    assert os.waitpid(child, 0)[1] == 0
-    assert fn.stats.calls == 1
 
 
 def test_a_count_begins_at_zero_also_after_a_reset_and_a_snapshot_does_not_change() -> None:

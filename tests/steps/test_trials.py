@@ -39,7 +39,7 @@ class Call(NamedTuple):
 
 def random_calls(seed: int, caller: int) -> Iterator[Call]:
     draw, numbers = random.Random(f"{seed} {caller}"), count(caller * 100_000)
-    for _ in range(40):
+    for _ in range(25):
         kind = draw.choice(["one", "one", "list", "cancel", "stream", "part"])
         size = {"list": draw.randint(1, 9), "cancel": 2}.get(kind, 1)
         items = [

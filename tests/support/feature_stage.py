@@ -6,8 +6,6 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import anyio
-import anyio.lowlevel
 import numpy
 
 import batched
@@ -58,40 +56,30 @@ class FeatureStage(Stage):
         # features of each call of the function but the decoys
         self.seen: list[dict[str, Any]] = []
 
-        def noted(features: dict[str, Any]) -> bool:
-            self.batches.append(list(features))
-            if DECOY not in features:
-                self.seen.append(features)
-            return gated or DECOY in features
-
-        def answer(features: dict[str, Any], extra: dict[str, Any]) -> Any:
+        def answer(features: dict[str, Any], **extra: Any) -> Any:
             return features if DECOY in features else compute(features, **extra)
 
-        def plain(features: dict[str, Any], **extra: Any) -> Any:
-            if noted(features):
-                assert self._threads.acquire(timeout=BOUND), "nobody let the batch through"
-            return answer(features, extra)
+        function = self.function(answer, gated)
 
-        async def coroutine(features: dict[str, Any], **extra: Any) -> Any:
-            if noted(features):
-                with anyio.fail_after(BOUND):
-                    await self._tasks.acquire()
-            else:
-                await anyio.lowlevel.checkpoint()
-            return answer(features, extra)
-
-        def spread_plain(**features: Any) -> Any:
-            return plain(features)
+        def spread(**features: Any) -> Any:
+            return function(features)
 
         async def spread_coroutine(**features: Any) -> Any:
-            return await coroutine(features)
+            return await function(features)
 
-        spread = settings.get("spread_kwargs", False)
-        if self.kind == "aio-coroutine":
-            self.fn = self.decorator(**settings)(spread_coroutine if spread else coroutine)
+        if settings.get("spread_kwargs"):
+            self.fn = self.decorator(**settings)(
+                spread_coroutine if self.kind == "aio-coroutine" else spread
+            )
         else:
-            self.fn = self.decorator(**settings)(spread_plain if spread else plain)
+            self.fn = self.decorator(**settings)(function)
         return self.fn
+
+    def note(self, batch: dict[str, Any]) -> bool:
+        self.batches.append(list(batch))
+        if DECOY not in batch:
+            self.seen.append(batch)
+        return DECOY in batch
 
 
 class Together:

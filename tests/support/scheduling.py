@@ -4,7 +4,7 @@ seconds.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from typing import Any
 
 from batched._core.policy import BatchPolicy
@@ -19,19 +19,6 @@ def scheduler(batch_size: int = 4, **settings: Any) -> Scheduler:
     return Scheduler(BatchPolicy(batch_size=batch_size, **settings))
 
 
-def windowed(batch_size: int = 4, timeout_ms: float = 1000, **settings: Any) -> Scheduler:
-    return scheduler(batch_size, flush="window", timeout_ms=timeout_ms, **settings)
-
-
-def requests_of(batch: Batch) -> list[Request]:
-    return [request for request, _, _ in batch.slices]
-
-
-def departure(of: Scheduler, request: Request, now: float = 0.0) -> float:
-    """Submit `request`, and return the moment from which its group may leave (s)."""
-    return of.ready_at(of.submit(request, now))
-
-
 def submitted(to: Scheduler, *requests: Request, now: float = 0.0) -> None:
     for request in requests:
         to.submit(request, now)
@@ -43,17 +30,9 @@ def taken(of: Scheduler, now: float = 0.0) -> Batch:
     return batch
 
 
-def ran(
-    of: Scheduler,
-    now: float = 0.0,
-    *,
-    too_big: Sequence[tuple[int, int]] = (),
-    failed: bool = False,
-) -> Batch:
+def ran(of: Scheduler, now: float = 0.0) -> Batch:
     """Run the next batch, and return it."""
     batch = taken(of, now)
-    batch.too_big = too_big
-    batch.fitted = not (too_big or failed)
     of.finished(batch, now)
     return batch
 

@@ -98,7 +98,6 @@ class Turnstile:
         self._opened = threading.Semaphore(0)
 
     def __call__(self, items: list[Any]) -> list[Any]:
-
         self.batches.append(items.copy())
         assert self._opened.acquire(timeout=BOUND), "nobody let the batch through"
         return items
@@ -218,28 +217,32 @@ class Stage:
     def decorate(
         self, compute: Callable[..., Sequence[Any]] = _done, *, gated: bool = False, **settings: Any
     ) -> Any:
-        """Return the batched function, which applies `compute` to each batch.
+        """Return the batched function, which applies `compute` to each batch."""
+        self.fn = self.decorator(**settings)(self.function(compute, gated))
+        return self.fn
 
-        It is a plain or a coroutine function, as the scenario asks.
-        """
+    def function(self, compute: Callable[..., Any], gated: bool) -> Callable[..., Any]:
+        """Return a plain or a coroutine function, as the scenario asks."""
 
-        def plain(items: list[Any], tag: Any = None, **more: Any) -> Sequence[Any]:
-            self.batches.append(items.copy())
-            if gated:
+        def plain(items: Any, **extra: Any) -> Any:
+            if self.note(items) or gated:
                 assert self._threads.acquire(timeout=BOUND), "nobody let the batch through"
-            return compute(items, **({} if tag is None else {"tag": tag}), **more)
+            return compute(items, **extra)
 
-        async def coroutine(items: list[Any], tag: Any = None, **more: Any) -> Sequence[Any]:
-            self.batches.append(items.copy())
-            if gated:
+        async def coroutine(items: Any, **extra: Any) -> Any:
+            if self.note(items) or gated:
                 with anyio.fail_after(BOUND):
                     await self._tasks.acquire()
             else:
                 await anyio.lowlevel.checkpoint()
-            return compute(items, **({} if tag is None else {"tag": tag}), **more)
+            return compute(items, **extra)
 
-        self.fn = self.decorator(**settings)(coroutine if self.kind == "aio-coroutine" else plain)
-        return self.fn
+        return coroutine if self.kind == "aio-coroutine" else plain
+
+    def note(self, batch: Any) -> bool:
+        """Record a batch; return whether it waits to be let through in any case."""
+        self.batches.append(batch.copy())
+        return False
 
     def let_through(self, batches: int = 1) -> None:
         """Let that many batches of a gated function pass."""

@@ -80,14 +80,13 @@ def deviations(seed: int) -> Iterator[float]:
         yield -deviation
 
 
-def batches(policy: BatchPolicy, model: Model, calls: list[Call], seed: int) -> Iterator[Batch]:
+def batches(scheduler: Scheduler, model: Model, calls: list[Call], seed: int) -> Iterator[Batch]:
     """Yield every batch at the moment it ends, until no call is left. The consumer may push calls
     on `calls` meanwhile.
 
     A call that arrives at the moment a batch ends comes after its end. A call that arrives at the
     moment a held batch may leave is in that batch.
     """
-    scheduler = Scheduler(policy)
     deviation = deviations(seed)
     begun = itertools.count()
     now = 0.0
@@ -163,7 +162,7 @@ def crowds(
     come_back(list(range(len(kind_of))), 0.0)
     latencies: tuple[list[float], ...] = tuple([] for _ in kinds)
     done, counted, since = 0, 0, math.inf
-    for batch in batches(policy, model, coming, seed):
+    for batch in batches(Scheduler(policy), model, coming, seed):
         done += batch.size
         who = [request.items[0] for request, _, _ in batch.slices]
         if since < math.inf:

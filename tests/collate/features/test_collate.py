@@ -128,19 +128,6 @@ def test_a_budget_of_tokens_limits_rows_times_the_padded_length(together: Make) 
     assert max(rows for rows, _ in shapes) > 1
 
 
-def test_a_call_larger_than_a_batch_is_split_and_joined_in_its_order(
-    together: Make, library: Any
-) -> None:
-    one = together(
-        lambda features: {"x": features["x"] * 2, "n": features["x"].sum(1)}, batch_size=8
-    )
-    x = library.arange(300).reshape(100, 3)
-    (result,) = one.results({"x": x})
-    assert (result["x"] == x * 2).all()
-    assert (result["n"] == x.sum(1)).all()
-    assert [len(batch["x"]) for batch in one.seen] == [8] * 12 + [4]
-
-
 def test_a_split_call_gets_the_mask_of_a_masked_array(together: Make) -> None:
     x = numpy.arange(5)
     masked = numpy.ma.masked_array

@@ -181,6 +181,7 @@ class DynamicCache:
     """Named as the cache of transformers."""
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("output", "said"),
     [

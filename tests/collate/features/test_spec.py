@@ -11,6 +11,8 @@ import pytest
 from batched.errors import CollationError
 from feature_stage import Make, to_lists
 
+pytestmark = pytest.mark.once
+
 NUMPY_DTYPES = "float16 float32 float64 complex64 int8 int64 uint8 uint16 bool >i4"
 TORCH_DTYPES = "float16 bfloat16 float32 float64 complex64 int8 int64 uint8 bool float8_e4m3fn"
 

@@ -12,7 +12,6 @@ import numpy
 import pytest
 
 from batched.errors import BatchFunctionError, BatchSizeMismatch
-from feature_models import same
 from feature_stage import Make, hidden, tokens
 from stage import wait_until
 
@@ -114,12 +113,13 @@ def test_an_axis_that_follows_no_feature_costs_one_warning_and_changes_no_result
     many = together(compute, name="shop.embed")
     chance = random.Random(0)
     for width in (5, 9, 20):
-        same(many.fn(tokens(width)), compute({"ids": numpy.arange(1, width + 1)[None]}))
+        alone = compute({"ids": numpy.arange(1, width + 1)[None]})
+        assert repr(many.fn(tokens(width))) == repr(alone)
     assert not caplog.records, "callers alone lose nothing"
     for _ in range(20):
         ids = [numpy.arange(chance.randint(1, 24))[None] for _ in range(6)]
         results = many.results(*({"ids": each} for each in ids))
-        same(results, [compute({"ids": each}) for each in ids])
+        assert repr(results) == repr([compute({"ids": each}) for each in ids])
     (record,) = [each for each in caplog.records if "mask" not in each.message]
     for part in ("shop.embed: axis 1 of 'deep.0' in the output", "run apart", "unpad={...}"):
         assert part in record.message

@@ -7,7 +7,9 @@ import inspect
 import json
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,9 +18,40 @@ pytest.importorskip("pyarrow")
 
 import batched.offline.identity
 from batched.offline.identity.code import difference, fingerprint
-from steps_of_users import Load, load, step, step_in
 
-__all__ = ["load"]
+Load = Callable[[Mapping[str, str]], dict[str, Any]]
+"""Write modules, and return the fingerprint of the step in the module `steps`."""
+
+
+def step(**settings: Any) -> SimpleNamespace:
+    """Return a step as fingerprints see it."""
+    unset = dict.fromkeys(["version", "preprocess", "postprocess", "where", "route"])
+    known = {"fn": len, "name": "embed", "args": (), "kwargs": {}}
+    columns = {"input": ("text",), "output": ("vector",)}
+    return SimpleNamespace(**{**unset, **known, **columns, **settings})
+
+
+def step_in(module: Any) -> SimpleNamespace:
+    """Return the step that the variables of a module are the settings of."""
+    names = vars(module).keys() & {"fn", "name", "args", "kwargs"}
+    return step(**{name: getattr(module, name) for name in names})
+
+
+@pytest.fixture
+def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
+    """Return a function that makes modules in a new folder, imported anew each time."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+    def import_anew(files: Mapping[str, str]) -> dict[str, Any]:
+        for name, source in files.items():
+            (tmp_path / f"{name}.py").write_text(source)
+            monkeypatch.delitem(sys.modules, name, raising=False)
+        importlib.invalidate_caches()
+        return fingerprint(step_in(importlib.import_module("steps")))
+
+    return import_anew
+
 
 EDITS: dict[str, tuple[str, ...]] = {
     # source of the module `steps` with {} for the edit; before; after; what the sentence names

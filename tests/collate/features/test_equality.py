@@ -1,13 +1,14 @@
-"""Random features, random functions of features, and the expected results.
+"""Each caller gets the result of a call on its own: random functions of random features.
 
 The functions treat rows independently and ignore padding. Numpy and torch share their code. The
-expected result of a call is the output of the function for its features alone. This module pads
-rows of different length by its own code.
+expected result of a call is the output of the function for its features alone. Rows of different
+length are padded by code of this file.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import sys
 import zlib
@@ -18,6 +19,7 @@ from typing import Any
 import anyio
 import hypothesis
 import numpy
+import pytest
 from hypothesis import strategies as st
 
 from feature_stage import FeatureStage, decoy
@@ -27,7 +29,7 @@ Model = Callable[[dict[str, Any]], Any]
 Call = dict[str, Any]
 
 PROPERTY = hypothesis.settings(
-    max_examples=int(os.environ.get("BATCHED_EXAMPLES", "8")),  # of each function
+    max_examples=int(os.environ.get("BATCHED_EXAMPLES", "6")),  # of each function
     database=None,
     deadline=None,
     suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large],
@@ -153,17 +155,46 @@ def across(features: Call, shape: Shape) -> Any:
     return outputs
 
 
-MODELS = [
-    elementwise,
-    masked_mean,
-    per_token,
-    pooled,
-    attentions,
-    first_tokens_last,
-    nested,
-    dataclass_heads,
-    across,
-]
+def longest(features: Call, shape: Shape) -> Any:
+    """Return a named tuple of torch, as its reductions do."""
+    import torch
+
+    return torch.max(per_token(features, shape), 2)
+
+
+def recorded(features: Call, shape: Shape) -> Any:
+    """Return outputs with gradients. Results must have none."""
+    return per_token(features, shape).requires_grad_(), pooled(features, shape).requires_grad_()
+
+
+@functools.cache
+def output_of_transformers() -> Any:
+    from transformers.utils.generic import ModelOutput
+
+    @dataclass
+    class EncoderOutput(ModelOutput):  # type: ignore[misc]  # its base is loaded at run time
+        last_hidden_state: Any = None
+        pooler_output: Any = None
+        hidden_states: Any = None
+        attentions: Any = None
+
+    return EncoderOutput
+
+
+def encoder(features: Call, shape: Shape) -> Any:
+    """Return outputs of models of transformers."""
+    hidden, kind = per_token(features, shape), output_of_transformers()
+    output = kind(
+        last_hidden_state=hidden,
+        hidden_states=(scaled(hidden), hidden),
+        attentions=(attentions(features, shape),),
+    )
+    output["scores"] = pooled(features, shape)  # an entry that was added
+    return {"first": output, "second": kind(pooler_output=pooled(features, shape))}
+
+
+MODELS = [elementwise, masked_mean, first_tokens_last, nested, dataclass_heads, across]
+OF_TORCH = [*MODELS, encoder, longest, recorded]
 
 # ---------------------------------------------------------------- random features
 
@@ -455,3 +486,38 @@ def hold(
             each_caller_gets_its_own
         )
     each_caller_gets_its_own()
+
+
+NUMPY_DTYPES = ["int64", "int32", "uint8", "bool", "float32", "float64", "float16"]
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("model", "tensors"),
+    [
+        *((model, False) for model in MODELS),
+        *(pytest.param(model, True, marks=pytest.mark.model) for model in OF_TORCH),
+    ],
+)
+def test_each_caller_gets_what_the_function_returns_for_it_alone(model: Any, tensors: bool) -> None:
+    dtypes = [*NUMPY_DTYPES, "bfloat16"] if tensors else NUMPY_DTYPES
+    hold(examples(model, dtypes, tensors=tensors), model.__name__)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("model", [elementwise, encoder])
+def test_arrays_of_numpy_become_tensors_if_a_device_is_set(model: Any) -> None:
+    def on_tensors(features: Call, shape: Shape) -> Any:
+        assert all(map(is_tensor, features.values()))
+        return model(features, shape)
+
+    def sent(example: Example) -> Example:
+        return dataclasses.replace(example, settings={**example.settings, "device": "cpu"})
+
+    def to_tensor(array: Any) -> Any:
+        import torch
+
+        return torch.from_numpy(array.copy())
+
+    dtypes = [dtype for dtype in NUMPY_DTYPES if dtype != "float64"]
+    hold(examples(on_tensors, dtypes, tensors=False).map(sent), model.__name__, to_tensor)
