@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import signal
@@ -17,14 +18,13 @@ from typing import Any
 import pytest
 
 pytest.importorskip("pyarrow")
-pytest.importorskip("ray")
+if importlib.util.find_spec("ray") is None:
+    pytest.skip("Ray is not installed", allow_module_level=True)
 
 import pyarrow.parquet as pq
-import ray
 import ray_steps
 
 from batched import offline
-from batched.offline.engines.ray import join
 from offline_steps import ask, running
 
 pytestmark = [
@@ -39,6 +39,7 @@ CPUS = 2
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
+    import ray
     from ray.cluster_utils import Cluster
 
     found = Cluster(
@@ -205,7 +206,9 @@ def test_a_cluster_without_room_for_an_actor_is_refused_in_one_sentence(
 def test_an_address_where_nobody_answers_is_told_at_once(
     scheme: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    from batched.offline.engines.ray import join
+
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"{scheme}127.0.0.1:{server.getsockname()[1]}"
     with pytest.raises(ConnectionError, match=f"no Ray answers at {address} "):
