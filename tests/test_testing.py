@@ -384,6 +384,7 @@ class TestHeldCalls:
         asyncio.run(nothing())
 
 
+@pytest.mark.once
 def test_the_fixture_makes_calls_inline(tmp_path: Any) -> None:
     (tmp_path / "conftest.py").write_text(
         'import batched.testing\npytest_plugins = ["batched.testing"]\n'
@@ -413,20 +414,3 @@ def test_not_inline():
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 passed" in done.stdout
-
-
-def test_inline_calls_share_equal_items_of_one_list() -> None:
-    computed: list[str] = []
-
-    @batched.dynamically(dedupe=True, prepare=lambda text: text.strip(), isolate_errors=True)
-    def fn(items: list[str]) -> list[str]:
-        computed.extend(items)
-        if "bad" in items:
-            raise KeyError("bad")
-        return [item.upper() for item in items]
-
-    with batched.testing.inline():
-        assert fn([" a", "b ", " a"]) == ["A", "B", "A"]
-        with pytest.raises(KeyError):
-            fn(["a", "bad"])
-    assert computed[:2] == ["a", "b"]

@@ -409,21 +409,6 @@ def test_shutdown_finishes_accepted_calls_and_ends_its_threads(server: ChatServe
     wait_for_threads("ending")
 
 
-def test_aclose_ends_its_threads(server: ChatServer) -> None:
-    client = server.client(name="async")
-
-    async def use() -> None:
-        for _ in range(2):
-            async with client:
-                assert await client.acall("one") == "re: one"
-                assert await client.acall("two") == "re: two"
-        with pytest.raises(BatcherClosed):
-            await client.acall("two")
-
-    asyncio.run(use())
-    wait_for_threads("async")
-
-
 def test_a_dropped_client_leaves_no_thread(server: ChatServer) -> None:
     answer = ChatClient(server.url, "m", name="dropped").submit("one")
     gc.collect()

@@ -29,6 +29,8 @@ from rich.progress import Progress
 
 from batched._commands import demo
 
+pytestmark = pytest.mark.once
+
 SENTENCES = [f"Sentence {number}." for number in range(50)]
 WAYS = ("threads unbatched", "threads batched", "asyncio unbatched", "asyncio batched")
 
