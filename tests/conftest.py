@@ -13,6 +13,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
+import hypothesis  # noqa: F401  # looks for the referrers of what it registers, before `gc.freeze`
 import pytest
 
 from batched._core.capacity import Capacity

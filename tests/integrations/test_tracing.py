@@ -111,11 +111,12 @@ def test_callers_of_rows_that_join_are_linked_to_the_run(tracer: Any) -> None:
     assert {link.context.span_id for batch in batches for link in batch.links} >= callers
 
 
-def test_an_error_whose_text_raises_reaches_its_caller_and_ends_its_span(tracer: Any) -> None:
-    class Unprintable(Exception):
-        def __str__(self) -> str:
-            raise KeyboardInterrupt
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise KeyboardInterrupt
 
+
+def test_an_error_whose_text_raises_reaches_its_caller_and_ends_its_span(tracer: Any) -> None:
     @batched.dynamically
     def fn(items: list[int]) -> list[int]:
         raise Unprintable
