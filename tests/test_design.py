@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import re
 from pathlib import Path
 
 import pytest
+
+pytestmark = pytest.mark.once
 
 ROOT = Path(__file__).parent.parent
 CODE = ROOT / "batched"
@@ -16,20 +17,6 @@ DESIGN = ROOT / "docs/design"
 
 def page(name: str) -> str:
     return (DESIGN / name).read_text()
-
-
-def bound(body: list[ast.stmt]) -> set[str]:
-    """Return the names that functions, classes and assignments bind at module level."""
-    names: set[str] = set()
-    for node in body:
-        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            names.add(node.name)
-        elif isinstance(node, ast.Assign | ast.AnnAssign):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            names |= {target.id for target in targets if isinstance(target, ast.Name)}
-        elif isinstance(node, ast.If):
-            names |= bound(node.body)
-    return names
 
 
 def test_the_table_of_rooms_names_each_room_once() -> None:
@@ -46,7 +33,11 @@ def test_the_table_of_rooms_names_each_room_once() -> None:
     )
 
 
-@pytest.mark.once
+@functools.cache
+def text_of(path: str) -> str:
+    return (ROOT / path).read_text()
+
+
 def test_every_guarantee_has_its_tests() -> None:
     text = page("guarantees.md")
     promises = re.findall(r"^- .*?(?=^- |^## |\Z)", text, re.MULTILINE | re.DOTALL)
@@ -55,7 +46,8 @@ def test_every_guarantee_has_its_tests() -> None:
         tests = re.findall(r"`([\w/]+\.py)::(\w+)`", promise)
         assert tests, promise
         for path, test in tests:
-            assert test in bound(ast.parse((ROOT / path).read_text()).body), f"{path}::{test}"
+            made = rf"^(async )?(def )?{test}( =|\()"  # a function, or a state machine's case
+            assert re.search(made, text_of(path), re.MULTILINE), f"{path}::{test}"
 
 
 @functools.cache

@@ -102,16 +102,13 @@ def test_a_quick_page_runs_in_the_environment_of_the_tests(name: str, tmp_path: 
     )
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_the_first_block_of_a_page_installs_extras_that_exist(page: Path) -> None:
-    (language, block), *_ = blocks(page.read_text(), r"\w+")
-    words = shlex.split(block)
-    assert (language, words[:4]) == ("sh", ["python", "-m", "pip", "install"])
-    (own,) = (match for word in words[4:] if (match := OWN.match(word)))
-    assert set((own[1] or "demo").split(",")) <= set(PROJECT["optional-dependencies"])
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_a_page_is_short_and_on_the_list(page: Path) -> None:
-    assert len(page.read_text().split()) in WORDS
-    assert f"]({page.name})" in INDEX
+def test_each_page_is_short_and_on_the_list_and_first_installs_extras_that_exist() -> None:
+    for page in PAGES:
+        text = page.read_text()
+        assert len(text.split()) in WORDS, page
+        assert f"]({page.name})" in INDEX
+        (language, block), *_ = blocks(text, r"\w+")
+        words = shlex.split(block)
+        assert (language, words[:4]) == ("sh", ["python", "-m", "pip", "install"])
+        (own,) = (match for word in words[4:] if (match := OWN.match(word)))
+        assert set((own[1] or "demo").split(",")) <= set(PROJECT["optional-dependencies"])

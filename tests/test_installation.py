@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -53,12 +54,8 @@ def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("mix", "command"),
     [
-        (installed_before, ("-c", "import batched")),
         (installed_before, ("-c", "from batched.inference import dynamically")),
-        (installed_before, ("-m", "batched")),
         (installed_after, ("-m", "batched")),
-        (installed_after, ("-c", "from batched.cli import main")),
-        (removed, ("-m", "batched")),
         (removed, ("-c", "from batched.cli import main")),
     ],
 )
@@ -79,55 +76,34 @@ def test_a_folder_of_two_projects_is_refused_in_one_sentence(
 
 @pytest.mark.once
 @pytest.mark.parametrize(
-    ("code", "user", "package", "extra"),
+    ("code", "package", "extra"),
     [
-        (
-            "from batched.chat import *; ChatClient('http://a/v1', 'm')",
-            "ChatClient",
-            "openai",
-            "chat",
-        ),
-        ("import batched.asgi", "batched.asgi", "anyio", "server"),
-        ("import batched.beam", "batched.beam", "apache_beam", "beam"),
-        ("import batched.offline", "batched.offline", "pyarrow", "offline"),
-        ("from batched.offline import Ray; Ray()", "offline.Ray", "ray", "ray"),
-        (
-            "from batched.embeddings import *; EmbeddingClient('http://a/v1', 'm')",
-            "EmbeddingClient",
-            "openai",
-            "chat",
-        ),
-        (
-            "from batched.metrics import *; prometheus()",
-            "batched.metrics.prometheus",
-            "prometheus_client",
-            "prometheus",
-        ),
-        (
-            "from batched.metrics import *; opentelemetry()",
-            "batched.metrics.opentelemetry",
-            "opentelemetry",
-            "opentelemetry",
-        ),
+        ("from batched.chat import *; ChatClient('http://a/v1', 'm')", "openai", "chat"),
+        ("import batched.asgi", "anyio", "server"),
+        ("import batched.beam", "apache_beam", "beam"),
+        ("import batched.offline", "pyarrow", "offline"),
+        ("from batched.offline import Ray; Ray()", "ray", "ray"),
+        ("from batched.metrics import *; prometheus()", "prometheus_client", "prometheus"),
+        ("from batched.metrics import *; opentelemetry()", "opentelemetry", "opentelemetry"),
         (
             "from batched.generation import *; TextGenerator.from_pretrained('m')",
-            "TextGenerator",
             "torch",
             "generation",
         ),
     ],
 )
-def test_a_missing_package_is_named_with_its_extra(
-    code: str, user: str, package: str, extra: str
-) -> None:
-    if user == "offline.Ray":
+def test_a_missing_package_is_named_with_its_extra(code: str, package: str, extra: str) -> None:
+    if extra == "ray":
         pytest.importorskip("pyarrow")
     code = f"import sys; sys.modules[{package!r}] = None; {code}"
     ended = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=False
     )
-    assert ended.stderr.splitlines()[-1] == (
-        f"ModuleNotFoundError: {user} needs {package}, which is not installed; run `python -m pip "
+    user, _, said = ended.stderr.splitlines()[-1].partition(" needs ")
+    assert user.startswith("ModuleNotFoundError: ")
+    assert re.split("[. ]", user)[-1] in code
+    assert said == (
+        f"{package}, which is not installed; run `python -m pip "
         f'install ".[{extra}]"` in a checkout of batched, or `pip install '
         f'"batched-dynamically[{extra}]"` elsewhere'
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import re
 import sys
 from collections.abc import Iterator
@@ -69,12 +70,7 @@ def marks(block: str) -> list[pytest.MarkDecorator]:
 @pytest.mark.parametrize(
     ("page", "block"),
     [
-        pytest.param(
-            page,
-            block,
-            id=f"{page.name} {number}",
-            marks=marks(block),
-        )
+        pytest.param(page, block, id=f"{page.name} {number}", marks=marks(block))
         for page in PAGES
         if page.name not in SCRIPTS
         for number, (_, block) in enumerate(blocks(page.read_text(), "python"), 1)
@@ -161,6 +157,7 @@ def test_the_first_two_commands_are_the_demo_and_the_tests() -> None:
     assert tests.strip() == 'python -m pip install -e ".[test]" && python -m pytest -n auto'
 
 
+@functools.cache
 def anchors(page: Path) -> set[str]:
     """Return the anchors of the headings of `page`, as GitHub makes them."""
     prose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
@@ -177,24 +174,19 @@ def links(page: Path) -> list[str]:
     return [target for target in targets if "://" not in target]
 
 
-@pytest.mark.parametrize("page", LINKED, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_have_targets(page: Path) -> None:
-    for link in links(page):
-        path, _, anchor = link.partition("#")
-        target = page.parent / path if path else page
-        assert target.exists(), link
-        assert not anchor or anchor in anchors(target), link
-
-
-def linked_pages(page: Path) -> set[Path]:
-    return {(page.parent / link.partition("#")[0]).resolve() for link in links(page)}
-
-
-def test_links_lead_from_readme_to_every_page() -> None:
+def test_links_have_targets_and_lead_from_readme_to_every_page() -> None:
+    targets: dict[Path, set[Path]] = {}
+    for page in LINKED:
+        for link in links(page):
+            path, _, anchor = link.partition("#")
+            target = (page.parent / path).resolve() if path else page
+            assert target.exists(), f"{page}: {link}"
+            assert not anchor or anchor in anchors(target), f"{page}: {link}"
+            targets.setdefault(page, set()).add(target)
     reached, more = set[Path](), {README}
     while more:
         reached |= more
-        more = {page for each in more for page in linked_pages(each)} & {*LINKED} - reached
+        more = {to for page in more for to in targets.get(page, ())} & {*LINKED} - reached
     assert set(LINKED) <= reached
 
 

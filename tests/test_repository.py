@@ -23,10 +23,12 @@ PYPROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 def constants(function: str, position: int) -> set[str]:
     """Return the strings that calls of `function` in the library have as their argument there."""
+    texts = [path.read_text() for path in (ROOT / "batched").rglob("*.py")]
     return {
         argument.value
-        for path in (ROOT / "batched").rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
+        for text in texts
+        if re.search(rf"(?<![.\w]){function}\(", text)
+        for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Name)
         and node.func.id == function

@@ -53,14 +53,6 @@ def open_breaker(limits: Limits, now: float) -> float:
 # ---------------------------------------------------------------- requests at once
 
 
-def test_no_more_requests_run_at_once_than_the_limit() -> None:
-    limits = limits_of(3)
-    permits = send(limits, 3)
-    assert limits.ready_at(0.0, 0) == inf
-    limits.end(permits[0], 1.0, "answer")
-    assert limits.ready_at(1.0, 0) == 1.0
-
-
 @pytest.mark.parametrize("outcome", ["refusal", "time limit"])
 def test_the_limit_is_lowered_once_for_all_running_requests(outcome: Outcome) -> None:
     limits = limits_of(10)
@@ -78,13 +70,6 @@ def test_a_round_of_answers_raises_the_limit_by_one_up_to_the_most() -> None:
     for expected in (4, 4, 4, 5, 5, 5, 5, 5, 5):
         send_one(limits, 2.0, "answer")
         assert limits.limit == expected
-
-
-def test_the_limit_is_never_below_one() -> None:
-    limits = limits_of(2)
-    for number in range(5):
-        send_one(limits, 10.0 * number, "refusal", asked=1.0)
-    assert limits.limit == 1
 
 
 # ---------------------------------------------------------------- pauses
@@ -129,14 +114,6 @@ def test_refusals_of_running_requests_do_not_extend_a_pause() -> None:
     for permit in send(limits, 10):
         limits.end(permit, 0.1, "refusal")
     assert limits.held_until == pytest.approx(0.1 + FIRST_PAUSE / 2)
-
-
-def test_a_failure_that_names_a_moment_holds_all_requests() -> None:
-    limits = limits_of()
-    first, second = send(limits, 2)
-    limits.end(first, 0.0, "failure", asked=20.0)
-    limits.end(second, 0.0, "failure")
-    assert limits.ready_at(1.0, 0) == 20.0
 
 
 # ---------------------------------------------------------------- breaker
@@ -253,7 +230,7 @@ def test_an_answer_within_a_pause_begins_the_silence_anew() -> None:
 # ---------------------------------------------------------------- budgets
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     most=st.integers(5, 60),
     calls=st.lists(st.tuples(st.floats(0, 20), st.integers(1, 5)), min_size=1, max_size=150),
@@ -269,14 +246,6 @@ def test_no_minute_has_more_than_its_budget(most: int, calls: list[tuple[float, 
         spent.append((now, amount))
     for start, _ in spent:
         assert sum(amount for moment, amount in spent if start <= moment < start + 60) <= most
-
-
-def test_the_whole_budget_can_be_spent() -> None:
-    budget, now = Budget(60), 0.0
-    for _ in range(600):
-        now = max(now, budget.ready_at(now, 1))
-        budget.spend(now, 1)
-    assert now == pytest.approx(9 * WINDOW)  # the budget of the tenth minute, at its beginning
 
 
 def test_a_request_waits_for_as_much_of_the_budget_as_it_needs() -> None:
@@ -348,7 +317,7 @@ def test_new_bounds_apply_to_the_next_request() -> None:
 # ---------------------------------------------------------------- random outcomes
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_a_request_may_be_sent_in_the_end(data: st.DataObject) -> None:
     most = data.draw(st.integers(1, 8))

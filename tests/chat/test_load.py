@@ -86,7 +86,6 @@ def test_each_of_five_thousand_prompts_has_its_own_answer_or_its_own_error(
     for start in pauses:
         early = [each for each in server.moments if start < each < start + PAUSE]
         assert len(early) <= 2 * 30  # on their way, or sent before the refusal was read
-    print(f"{client.usage}; {len(pauses)} pauses")
 
 
 def test_memory_does_not_grow_with_the_number_of_prompts(server: ChatServer) -> None:
@@ -99,7 +98,6 @@ def test_memory_does_not_grow_with_the_number_of_prompts(server: ChatServer) -> 
         server.requests.clear()
         gc.collect()
         used.append(int(Path("/proc/self/statm").read_text().split()[1]) * 4096)
-    print(f"{(used[-1] - used[0]) / 1e6:.1f} MB more")
     assert used[-1] - used[0] < 3e6
 
 
@@ -136,7 +134,6 @@ def test_an_outage_of_half_a_minute_costs_no_prompt_and_little_more_than_its_tim
         found = running.result()
     seconds = time.perf_counter() - start
     shortest = len(PROMPTS) / RATE
-    print(f"{seconds:.1f} s for {shortest} s and an outage of {outage} s; {client.usage}")
     assert connections <= 60
     assert found == ANSWERS
     assert seconds <= shortest / 0.9 + outage + 16 + 4  # the longest pause; the rise

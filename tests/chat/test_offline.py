@@ -32,44 +32,29 @@ def read(dest: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in dest.read_text().splitlines()]
 
 
-def test_a_step_has_max_workers_requests_at_once(server: ChatServer, tmp_path: Path) -> None:
-    server.hold()
-    done: list[offline.Report] = []
-    client = server.client(max_workers=6)
-    runner = threading.Thread(
-        target=lambda: done.append(run(client, rows_of(20), tmp_path / "answers.jsonl"))
-    )
-    runner.start()
-    server.until(lambda: server.in_flight == 6)
-    server.release()
-    runner.join(30)
-    assert done[0].ok == 20
-    assert server.most_in_flight == 6
-
-
 def test_bad_rows_are_dead_letters_and_a_resumed_run_sends_missing_rows_only(
     server: ChatServer, quick: None, tmp_path: Path
 ) -> None:
-    bad = {"prompt 17": refuse(400), "prompt 60": Reply(None), "prompt 150": Reply(body=b"{")}
+    bad = {"prompt 17": refuse(400), "prompt 60": Reply(None), "prompt 90": Reply(body=b"{")}
     down, back = threading.Event(), threading.Event()
 
     def behave(asked: Asked) -> Reply:
-        if not back.is_set() and len(server.answered) >= 80:
+        if not back.is_set() and len(server.answered) >= 40:
             down.set()
         if down.is_set() and not back.is_set():  # an outage
-            if asked.number > 110:
+            if asked.number > 60:
                 back.set()
             return Reply(end="reset") if asked.number % 2 else refuse(503)
         return bad.get(asked.prompt) or answer(asked)
 
     server.behave = behave
-    rows = rows_of(200)
+    rows = rows_of(100)
     rows[99]["prompt"] = ""
     dest = tmp_path / "answers.jsonl"
     report = run(server.client(max_workers=8, attempts=3), rows, dest)
-    assert (report.ok, report.failed) == (196, 4)
+    assert (report.ok, report.failed) == (96, 4)
     letters = {letter["key"]: letter["error"] for letter in report.dead_letters()}
-    assert set(letters) == {17, 60, 99, 150}
+    assert set(letters) == {17, 60, 90, 99}
     assert letters[17].startswith("EndpointError: chat: the service answered 400: not now [request")
     assert "its answer has no text" in letters[60]
     assert "[request req_" in letters[60]
@@ -79,15 +64,14 @@ def test_bad_rows_are_dead_letters_and_a_resumed_run_sends_missing_rows_only(
     server.behave, before = answer, server.seen.copy()
     rows[99]["prompt"] = "not empty any more"
     again = run(server.client(), rows, dest)
-    assert (again.ok, again.failed, again.skipped) == (4, 0, 196)
+    assert (again.ok, again.failed, again.skipped) == (4, 0, 96)
     assert set(server.seen - before) == {*bad, "not empty any more"}
 
 
-@pytest.mark.parametrize("reply", [Reply(end="hang"), refuse(500)], ids=["silent", "500"])
 def test_a_last_row_that_always_fails_is_one_dead_letter(
-    server: ChatServer, quick: None, tmp_path: Path, reply: Reply
+    server: ChatServer, quick: None, tmp_path: Path
 ) -> None:
-    server.behave = lambda asked: reply if asked.prompt == "prompt 9" else answer(asked)
+    server.behave = lambda asked: Reply(end="hang") if asked.prompt == "prompt 9" else answer(asked)
     client = server.client(timeout_s=1, attempts=1)
     dest = tmp_path / "answers.jsonl"
     report = run(client, rows_of(10), dest)
@@ -108,23 +92,15 @@ def test_two_steps_share_the_limits_of_their_service(server: ChatServer, tmp_pat
         ),
     ]
     dest = tmp_path / "answers.jsonl"
-    report = offline.Pipeline(*steps).run(rows_of(40), dest, key="id", watch=False)
-    assert report.ok == 40
+    report = offline.Pipeline(*steps).run(rows_of(20), dest, key="id", watch=False)
+    assert report.ok == 20
     assert server.most_in_flight == 3
     assert read(dest)[7]["second"] == "re: re: prompt 7"
 
 
-def test_a_run_ends_before_it_exceeds_max_cost(server: ChatServer, tmp_path: Path) -> None:
-    client = server.client(prices=(1.0, 1.0), max_cost=300e-6, max_workers=1, max_tokens=5)
-    with pytest.raises(RunStopped, match="may exceed max_cost=0.0003"):
-        run(client, rows_of(100), tmp_path / "answers.jsonl")
-    assert client.usage.requests == 20
-    assert client.usage.cost == pytest.approx(300e-6)
-
-
 def test_max_cost_is_the_budget_of_a_run_over_restarts(server: ChatServer, tmp_path: Path) -> None:
     dest = tmp_path / "answers.jsonl"
-    for _ in range(3):  # a new client each time, as in a new process
+    for _ in range(2):  # a new client each time, as in a new process
         client = server.client(prices=(1.0, 1.0), max_cost=300e-6, max_workers=1, max_tokens=5)
         with pytest.raises(RunStopped, match=r"may exceed max_cost=0\.0003"):
             run(client, rows_of(100), dest, version="1")

@@ -28,7 +28,7 @@ def test_a_text_that_is_not_finite_spoils_no_later_text(attention: str) -> None:
     good = [5, 6, 7, 8]
     with TextGenerator(broken, tokenizer(), batch_size=2, max_new_tokens=8) as generator:
         alone = generator(good)
-        neighbour = generator.stream([9, 10] * 20, max_new_tokens=400, min_new_tokens=400)
+        neighbour = generator.stream([9, 10] * 20, max_new_tokens=200, min_new_tokens=200)
         next(neighbour)
         spoiled = generator.submit([500] * 40, max_new_tokens=3)
         later = generator.submit(good)
@@ -65,20 +65,19 @@ class Odd(pydantic.BaseModel):
     ids=["schema", "stop"],
 )
 def test_an_error_at_the_end_of_a_text_is_an_error_of_its_caller(settings: Any) -> None:
-    with TextGenerator(model(), tokenizer(), max_new_tokens=100) as generator:
-        other = generator.submit([5, 6, 7], min_new_tokens=100)
+    with TextGenerator(model(), tokenizer(), max_new_tokens=60) as generator:
+        other = generator.submit([5, 6, 7], min_new_tokens=60)
         odd = generator.submit([8, 9], **settings)
         assert ("schema" in settings) == isinstance(odd.exception(60), KeyError)
-        assert len(other.result()) > 0
-        assert other.result() == generator([5, 6, 7], min_new_tokens=100)
+        assert other.result() == generator([5, 6, 7], min_new_tokens=60)
 
 
 def test_memory_that_a_processor_of_the_caller_lacks_is_its_own_error() -> None:
     def lacking(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         raise MemoryError("mine")
 
-    with TextGenerator(model(), tokenizer(), max_new_tokens=300) as generator:
-        stream = generator.stream([5, 6, 7], min_new_tokens=300)
+    with TextGenerator(model(), tokenizer(), max_new_tokens=150) as generator:
+        stream = generator.stream([5, 6, 7], min_new_tokens=150)
         next(stream)
         with pytest.raises(MemoryError, match="mine"):
             generator([8, 9], logits_processor=[lacking])

@@ -6,8 +6,6 @@ import asyncio
 import copy
 import re
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +22,14 @@ from batched import offline
 from batched.errors import RunMismatch
 from batched.generation import TextGenerator
 from language_models import VOCABULARY, batches_of, full_batches, model, tokenizer
+from server.serving import served
 
 pytestmark = pytest.mark.model
 
 PAGE = Path(__file__).parents[2] / "docs/generation.md"
 EXAMPLES = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-CLIENTS, LEAVING = 16, 5
-TOKENS = 60
+CLIENTS, LEAVING = 8, 3
+TOKENS = 30
 
 
 def test_a_run_generates_the_texts_of_calls_and_a_bad_prompt_costs_its_row(tmp_path: Path) -> None:
@@ -77,35 +76,12 @@ def test_a_model_that_a_device_map_has_placed_is_not_moved(
         assert placed.device == torch.device("cpu")
 
 
-@contextmanager
-def served(app: Any) -> Iterator[str]:
-    """Run a server in another thread, and yield its address."""
-    uvicorn: Any = pytest.importorskip("uvicorn")
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
-    started = threading.Event()
-    startup = server.startup
-
-    async def start(**settings: Any) -> None:
-        await startup(**settings)
-        started.set()
-
-    server.startup = start
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        assert started.wait(30)
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join(30)
-        assert not thread.is_alive()
-
-
 def test_clients_that_leave_a_server_leave_the_batch_and_the_rest_get_their_texts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("fastapi")
-    httpx: Any = pytest.importorskip("httpx")
+    pytest.importorskip("httpx")
+    pytest.importorskip("uvicorn")
     generator = full_batches(CLIENTS, min_new_tokens=TOKENS)
     monkeypatch.setattr(TextGenerator, "from_pretrained", lambda _: generator)
     names: dict[str, Any] = {"__name__": "example"}
@@ -123,8 +99,8 @@ def test_clients_that_leave_a_server_leave_the_batch_and_the_rest_get_their_text
                     break
         return text
 
-    async def main(address: str) -> list[str]:
-        async with httpx.AsyncClient(base_url=address) as http:
+    async def main() -> list[str]:
+        async with served(names["app"]) as http:
             clients = [asyncio.create_task(client(http, number)) for number in range(CLIENTS)]
             await asyncio.wait(clients[:LEAVING])
             # the server notices the end of a connection before it answers another request
@@ -136,9 +112,8 @@ def test_clients_that_leave_a_server_leave_the_batch_and_the_rest_get_their_text
     with (
         batches_of(lambda step, _: step != 10 or left.wait(30)) as sizes,
         generator,
-        served(names["app"]) as address,
     ):
-        texts = asyncio.run(main(address))
+        texts = asyncio.run(main())
     assert sizes[0] == CLIENTS
     assert sizes[10:] == [CLIENTS - LEAVING] * (TOKENS - 11)
     with TextGenerator(model(), tokenizer(), min_new_tokens=TOKENS) as alone:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -28,60 +29,63 @@ PROMPT = "the quick brown fox"
 LONG: dict[str, Any] = {"max_new_tokens": 40, "min_new_tokens": 40}
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
+def test_the_joined_pieces_are_the_text() -> None:
+    each: list[dict[str, Any]] = [
         {},
         {"stop_strings": "e "},
         {"stop_strings": ["qu", "og, a", "\N{REPLACEMENT CHARACTER}"]},
         {"temperature": 3.0, "seed": 5},
         {"max_new_tokens": 1},
-    ],
-    ids=str,
-)
-def test_the_joined_pieces_are_the_text(settings: dict[str, Any]) -> None:
-    async def pieces(generator: TextGenerator[str], prompt: str) -> list[str]:
+    ]
+    asked = [(PROMPT[:end], settings) for settings in each for end in (1, 3, 8)]
+
+    async def pieces(prompt: str, settings: dict[str, Any]) -> list[str]:
         return [piece async for piece in generator.stream(prompt, **settings)]
 
-    async def main(generator: TextGenerator[str]) -> list[list[str]]:
-        prompts = [PROMPT[:end] for end in range(1, 9)]
-        return await asyncio.gather(*(pieces(generator, prompt) for prompt in prompts))
+    async def main() -> list[list[str]]:
+        return await asyncio.gather(*(pieces(*call) for call in asked))
 
-    with TextGenerator(model(), tokenizer(), max_new_tokens=40) as generator:
-        found = asyncio.run(main(generator))
-        for end, each in enumerate(found, 1):
-            assert "".join(each) == generator(PROMPT[:end], **settings)
-            assert all(each)
-        if settings == {}:
-            assert "".join(trio.run(pieces, generator, PROMPT[:3])) == "".join(found[2])
+    with TextGenerator(model(), tokenizer(), max_new_tokens=30) as generator:
+        found = asyncio.run(main())
+        assert all(all(text) for text in found)
+        texts = ["".join(text) for text in found]
+        assert texts == [generator(prompt, **settings) for prompt, settings in asked]
+        assert "".join(trio.run(pieces, PROMPT[:3], {})) == texts[1]
+
+
+def written(tokens: list[int], look: Callable[[int], object] = bool) -> dict[str, Any]:
+    """Return settings with which a prompt of one token leads to these tokens."""
+
+    def write(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        done = ids.shape[1] - 1
+        look(done)
+        scores[:] = -torch.inf
+        scores[0, tokens[done]] = 0
+        return scores
+
+    return {"logits_processor": [write], "max_new_tokens": len(tokens)}
 
 
 def test_a_character_of_several_tokens_arrives_whole() -> None:
-    ids = tokenizer()("\N{PILE OF POO}")["input_ids"]
-    assert len(ids) == 4
+    ids = tokenizer()("\N{PILE OF POO}" * 2)["input_ids"]
+    assert len(ids) == 8
     first_came = threading.Event()
 
-    def spell(tokens: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        done = tokens.shape[1] - 1
-        if done == 6:  # in the midst of the second character
-            assert first_came.wait(30)
-        scores[:] = -torch.inf
-        scores[0, ids[done % 4]] = 0
-        return scores
+    def look(done: int) -> None:
+        assert done != 6 or first_came.wait(30), "in the midst of the second character"
 
-    async def main() -> list[str]:
-        pieces: list[str] = []
-        with TextGenerator(model(), tokenizer(), max_new_tokens=8) as generator:
-            async for piece in generator.stream([5], logits_processor=[spell]):
-                pieces.append(piece)
-                first_came.set()
-        return pieces
-
-    assert asyncio.run(main()) == ["\N{PILE OF POO}"] * 2
+    with TextGenerator(model(), tokenizer()) as generator:
+        pieces = generator.stream([5], **written(ids, look))
+        assert next(pieces) == "\N{PILE OF POO}"
+        first_came.set()
+        assert list(pieces) == ["\N{PILE OF POO}"]
 
 
 def byte_tokenizer() -> Any:
-    """Return a tokenizer that decodes like SentencePiece: adjacent bytes are one string."""
+    """Return a tokenizer that decodes like SentencePiece: adjacent bytes are one string.
+
+    The token of a byte is its number plus 3.
+    """
     names = ["<s>", "</s>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "a"]
     made = Tokenizer(
         BPE({name: number for number, name in enumerate(names)}, [], byte_fallback=True)
@@ -90,19 +94,9 @@ def byte_tokenizer() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=made)
 
 
-def spelled(given: bytes) -> dict[str, Any]:
-    """Return settings with which a prompt of one token leads to these bytes."""
-
-    def spell(tokens: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        scores[:] = -torch.inf
-        scores[0, 3 + given[tokens.shape[1] - 1]] = 0
-        return scores
-
-    return {"logits_processor": [spell], "max_new_tokens": len(given)}
-
-
 def test_a_stop_string_is_found_behind_characters_of_many_bytes() -> None:
-    settings = spelled("\N{PILE OF POO}\N{EURO SIGN}\n\N{EURO SIGN}\N{EURO SIGN}".encode())
+    text = "\N{PILE OF POO}\N{EURO SIGN}\n\N{EURO SIGN}\N{EURO SIGN}"
+    settings = written([3 + byte for byte in text.encode()])
     with TextGenerator(model(), byte_tokenizer(), details=True) as generator:
         found = generator([5], stop_strings="\n", **settings)
     assert found.text == "\N{PILE OF POO}\N{EURO SIGN}"
@@ -110,14 +104,10 @@ def test_a_stop_string_is_found_behind_characters_of_many_bytes() -> None:
 
 
 def test_a_byte_is_held_back_until_no_later_byte_can_change_it() -> None:
-    settings = spelled("\N{PILE OF POO}".encode() + b"\xf0\x9f")  # the second one breaks off
-
-    async def main() -> None:
-        with TextGenerator(model(), byte_tokenizer()) as generator:
-            pieces = [piece async for piece in generator.stream([5], **settings)]
-            assert "".join(pieces) == await generator.acall([5], **settings)
-
-    asyncio.run(main())
+    text = "\N{PILE OF POO}".encode() + b"\xf0\x9f"  # the second one breaks off
+    settings = written([3 + byte for byte in text])
+    with TextGenerator(model(), byte_tokenizer()) as generator:
+        assert "".join(generator.stream([5], **settings)) == generator([5], **settings)
 
 
 def trained(kind: str) -> Any:
@@ -158,11 +148,10 @@ def trained(kind: str) -> Any:
 
 @pytest.mark.parametrize("kind", ["bytes", "sentencepiece", "wordpiece", "ends of words"])
 def test_special_tokens_cost_a_stream_no_character(kind: str) -> None:
-    """10,000 random lists of tokens, 2,500 of each kind of tokenizer."""
     made = trained(kind)
     decoder, draw = TextDecoder(made), random.Random(kind)
     assert decoder.special == {*range(5)}
-    for _ in range(2500):
+    for _ in range(400):
         pieces = Pieces(decoder, [])
         count = draw.randint(1, 30)
         tokens = [draw.randrange(5 if draw.random() < 0.2 else len(made)) for _ in range(count)]
@@ -176,17 +165,6 @@ def test_special_tokens_cost_a_stream_no_character(kind: str) -> None:
         rest = text[len(joined) :]
         assert joined + rest == text
         assert not rest or "\N{REPLACEMENT CHARACTER}" in rest  # a character has not ended
-
-
-def written(tokens: list[int]) -> dict[str, Any]:
-    """Return settings with which a prompt of one token leads to these tokens."""
-
-    def write(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        return torch.full_like(scores, -torch.inf).index_fill(
-            1, torch.tensor([tokens[ids.shape[1] - 1]]), 0
-        )
-
-    return {"logits_processor": [write], "max_new_tokens": len(tokens)}
 
 
 def test_a_stop_string_is_found_around_a_special_token() -> None:
@@ -310,9 +288,5 @@ def test_an_error_of_the_model_ends_the_stream() -> None:
         if step == 3:
             raise ValueError("broken")
 
-    async def main(generator: TextGenerator[str]) -> None:
-        async for _ in generator.stream(PROMPT, **LONG):
-            pass
-
     with batches_of(look), full_batches(1) as generator, pytest.raises(ValueError, match="broken"):
-        asyncio.run(main(generator))
+        list(generator.stream(PROMPT, **LONG))

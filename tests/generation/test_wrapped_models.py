@@ -13,7 +13,7 @@ import torch
 
 from architectures import model_of
 from batched.generation import TextGenerator
-from language_models import tokenizer
+from language_models import alone, tokenizer
 
 pytestmark = [
     pytest.mark.model,
@@ -82,22 +82,11 @@ def test_a_wrapped_model_gives_the_texts_of_its_own_generate_and_is_not_changed(
     wrapped = wrap(model)
     before = wrapped.generation_config.to_dict()
 
-    def alone(ids: list[int]) -> list[int]:
-        made = wrapped.generate(
-            input_ids=torch.tensor([ids]),
-            attention_mask=torch.ones(1, len(ids), dtype=torch.long),
-            max_new_tokens=30,
-            pad_token_id=0,
-            tokenizer=tokenizer(),
-        )
-        tokens: list[int] = made[0, len(ids) :].tolist()
-        return tokens
-
-    expected = [alone(ids) for ids in PROMPTS]
-    with TextGenerator(wrapped, tokenizer(), details=True, max_new_tokens=30) as generator:
+    expected = [alone(wrapped, ids, 20) for ids in PROMPTS]
+    with TextGenerator(wrapped, tokenizer(), details=True, max_new_tokens=20) as generator:
         futures: list[Any] = [generator.submit(ids) for ids in PROMPTS]
         assert [future.result().tokens for future in futures] == expected
         with generator.with_options(batch_size=4) as other:
             assert other(PROMPTS[0]).tokens == expected[0]
     assert wrapped.generation_config.to_dict() == before
-    assert [alone(ids) for ids in PROMPTS] == expected
+    assert [alone(wrapped, ids, 20) for ids in PROMPTS] == expected

@@ -11,7 +11,7 @@ import pytest
 
 import contest
 from contest import Unavailable, ask
-from peers import BARE, OURS, PEERS, Peer, compared, without
+from peers import OURS, PEERS, Peer, compared, without
 from report import RESULTS, Figure, Result, conclude, table
 from traffic import by_coroutines, by_threads, rate
 
@@ -58,11 +58,6 @@ def test_ours_answers_in_a_process_of_its_own() -> None:
     closed, awaited, answer = ask(OURS, [threads, coroutines, opened], 50)
     assert closed.keys() == awaited.keys() == {"share", "rate"}
     assert answer["p99"] >= answer["mean"] > 0
-
-
-def test_an_error_of_a_peer_is_its_answer() -> None:
-    [answer] = ask(BARE, [closed_loop("bare", nonsense=1)], 50)
-    assert "nonsense" in answer["error"]
 
 
 def test_a_missing_peer_is_reported_and_ours_goes_on(

@@ -23,7 +23,7 @@ pytestmark = [
 ]
 
 SEED = os.environ.get("SOAK_SEED", "3")
-FEW, MANY = 6, int(os.environ.get("SOAK_EPISODES", "400"))
+FEW, MANY = 3, int(os.environ.get("SOAK_EPISODES", "400"))
 """Episodes of the fast tier and of the slow one."""
 
 
@@ -75,32 +75,10 @@ class SwapsResults(Broken):
         return self._fn.submit(item + 1000, *args, **more)
 
 
-class InventsErrors(Broken):
-    def submit(self, *_: Any, **__: Any) -> Any:
-        future = Future[Any]()
-        future.set_exception(ValueError("out of nowhere"))
-        return future
-
-
 class ComputesTwice(Broken):
     def submit(self, item: Any, *args: Any, **more: Any) -> Any:
         self._fn.__wrapped__([item], *args, **more)
         return self._fn.submit(item, *args, **more)
-
-
-class ComputesTheCancelled(Broken):
-    def submit(self, item: Any, *args: Any, **more: Any) -> Any:
-        future = self._fn.submit(item, *args, **more)
-        cancel = future.cancel
-
-        def cancelling() -> bool:
-            cancelled = bool(cancel())
-            if cancelled:
-                self._fn.__wrapped__([item])
-            return cancelled
-
-        future.cancel = cancelling
-        return future
 
 
 @pytest.mark.parametrize(
@@ -108,13 +86,10 @@ class ComputesTheCancelled(Broken):
     [
         (Broken, "burst", None),
         (Broken, "many", None),
-        (Broken, "map", None),
         (NeverAnswers, "burst", "lost"),
         (NeverAnswers, "many", "hung"),
         (SwapsResults, "burst", "wrong"),
-        (InventsErrors, "burst", "wrong"),
         (ComputesTwice, "burst", "duplicated"),
-        (ComputesTheCancelled, "burst", "wrong"),
     ],
 )
 def test_each_broken_promise_is_noticed(

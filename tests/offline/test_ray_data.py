@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 pytest.importorskip("pyarrow")
-ray: Any = pytest.importorskip("ray", reason="Ray Data is not installed")
-pytest.importorskip("ray.data", reason="Ray Data is not installed", exc_type=ImportError)
+ray: Any = None
+"""Imported for the first test: none of these runs with each change, and the import takes long."""
 
 import numpy as np  # noqa: E402  # after the skip
 import pyarrow as pa  # noqa: E402  # after the skip
@@ -34,6 +34,9 @@ pytestmark = [
 
 @pytest.fixture(scope="module", autouse=True)
 def _cluster() -> Iterator[None]:
+    global ray
+    ray = pytest.importorskip("ray", reason="Ray Data is not installed")
+    pytest.importorskip("ray.data", reason="Ray Data is not installed", exc_type=ImportError)
     start_ray(num_gpus=1)  # that is not there, for Ray's bookkeeping
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import tests
     context = ray.data.DataContext.get_current()

@@ -84,6 +84,18 @@ def _made(name: str) -> Any:
     return MODELS[name]().eval()
 
 
+def alone(model: Any, ids: list[int], limit: int, **settings: Any) -> list[int]:
+    """Return the new tokens of one prompt, as transformers itself generates them."""
+    made = model.generate(
+        input_ids=torch.tensor([ids]),
+        attention_mask=torch.ones(1, len(ids), dtype=torch.long),
+        pad_token_id=0,
+        **{"max_new_tokens": limit, "tokenizer": tokenizer(), **settings},
+    )
+    tokens: list[int] = made[0, len(ids) :].tolist()
+    return tokens
+
+
 @functools.cache
 def _trained() -> Tokenizer:
     made = Tokenizer(models.BPE())

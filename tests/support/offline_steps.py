@@ -63,8 +63,6 @@ def fail(fault: object) -> None:
             ctypes.PyDLL(None).sleep(10**6)  # a PyDLL keeps the GIL
         case "segfault":
             ctypes.string_at(0)
-        case "exit 0":
-            os._exit(0)
         case "exit 1":
             os._exit(1)
         case "sys.exit":

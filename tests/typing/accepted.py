@@ -27,36 +27,29 @@ def embed(texts: list[str], prompt: str = "") -> list[Vector]:
     return [(float(len(prompt + text)),) for text in texts]
 
 
-@batched.dynamically(
-    batch_size=64,
-    timeout_ms=2.0,
-    small_batch_threshold=4,
-    flush="window",
-    max_concurrent_batches=2,
-    name="embed",
-)
+@batched.dynamically(batch_size=64, timeout_ms=2.0, flush="window", name="embed")
 def embed_called(texts: Sequence[str]) -> tuple[Vector, ...]:
-    return tuple((float(len(text)),) for text in texts)
+    raise NotImplementedError
 
 
 @batched.dynamically
 def encode(texts: list[str]) -> NDArray[np.float32]:
-    return np.zeros((len(texts), 3), np.float32)
+    raise NotImplementedError
 
 
 @batched.dynamically
 def with_keywords(texts: list[str], **options: int) -> list[int]:
-    return [options.get(text, 0) for text in texts]
+    raise NotImplementedError
 
 
 @batched.aio.dynamically
 async def fetch(keys: list[int]) -> list[str]:
-    return [str(key) for key in keys]
+    raise NotImplementedError
 
 
 @batched.aio.dynamically(batch_size=8)
 def fetch_blocking(keys: list[int], *, base: int = 10) -> list[str]:
-    return [str(key + base) for key in keys]
+    raise NotImplementedError
 
 
 @batched.continuously(batch_size=8)

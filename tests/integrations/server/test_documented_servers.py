@@ -181,6 +181,7 @@ def test_sigterm_answers_accepted_calls_and_ends_the_process() -> None:
     assert ending.process.returncode == -signal.SIGTERM, "uvicorn raises it again in the end"
 
 
+@pytest.mark.slow
 def test_clients_of_two_workers_that_leave_are_not_computed() -> None:
     with running("server.documented:app", "--workers", "2", EXAMPLE="page") as server:
         server.log.hear("startup complete", 2)

@@ -60,23 +60,33 @@ def in_process(func: Callable[..., Any], rows: list[Any], **settings: Any) -> Ou
     return outcome(func, rows, processes=True, **settings)
 
 
-def test_a_function_runs_in_a_process_that_is_kept() -> None:
-    with running(Process, processes=True) as (submitter, _outcomes):
-        pids = ask(submitter, *[[1, 2]] * 3)
-        assert len(set(pids)) == 1
-        assert pids[:1] == spawned_by(os.getpid())
-    assert pids[0] != os.getpid()
+def test_functions_arguments_values_and_errors_travel() -> None:
+    class Local(Exception):
+        pass
 
-
-def test_lambdas_closures_and_arguments_travel() -> None:
     factor = 3
-    done = in_process(
-        lambda items, plus, *, times: [times * factor * item + plus for item in items],
-        [1, 2],
-        args=(100,),
-        kwargs={"times": 10},
-    )
-    assert done.results == [130, 160]
+
+    def fn(items: list[Any], plus: int, *, times: int) -> list[Any]:
+        for item in items[3:]:
+            item += 1  # arrays are those of the function
+        return [times * factor * items[0] + plus, items[1], Local(items[2]), *items[3:]]
+
+    arrays = [numpy.zeros(size, numpy.float32) for size in (3, 1_000_000, 50_000)]
+    rows = [1, "__main__", 0, *arrays]
+    done = in_process(fn, rows, batch_size=6, args=(100,), kwargs={"times": 10})
+    number, text, error, *found = done.results
+    assert (number, text) == (130, "__main__")
+    assert isinstance(error, RemoteError)
+    assert str(error) == "Local: 0"
+    for array, result in zip(arrays, found, strict=True):
+        assert result.dtype == numpy.float32
+        assert numpy.array_equal(result, array + 1)
+        result += 1  # and results those of the caller
+
+
+def test_results_that_cannot_be_sent_are_an_error_of_the_batch() -> None:
+    done = in_process(lambda items: [(item for item in items)] * len(items), [1])
+    assert "cannot pickle 'generator' object" in str(done.results[0])
 
 
 def test_a_function_that_cannot_be_sent_is_refused_before_anything_runs() -> None:
@@ -103,33 +113,17 @@ def hidden(monkeypatch: pytest.MonkeyPatch) -> Any:
     return module
 
 
+@pytest.mark.once
 def test_a_function_that_its_process_cannot_import_ends_the_workers(hidden: Any) -> None:
     done = in_process(hidden.fn, [1])
     assert "fn cannot be found in its process (ModuleNotFoundError" in str(done.fatal)
 
 
+@pytest.mark.once
 def test_a_row_that_its_process_cannot_make_fails_alone(hidden: Any) -> None:
     good, bad = in_process(double, [1, hidden.Row()]).results
     assert good == 2
     assert type(bad) is ModuleNotFoundError
-
-
-def test_large_arrays_cross_whole_and_can_be_written_to() -> None:
-    def add_one(arrays: list[Any]) -> list[Any]:
-        for array in arrays:
-            array += 1
-        return arrays
-
-    rows = [numpy.zeros(size, numpy.float32) for size in (3, 1_000_000, 50_000)]
-    found = in_process(add_one, rows).results
-    for row, result in zip(rows, found, strict=True):
-        assert result.dtype == numpy.float32
-        assert numpy.array_equal(result, row + 1)
-        result += 1
-
-
-def test_a_text_that_names_the_main_script_crosses_like_any_other() -> None:
-    assert in_process(double, ["__main__"]).results == ["__main__" * 2]
 
 
 def test_an_error_crosses_with_its_class_its_cause_and_its_lines() -> None:
@@ -138,17 +132,6 @@ def test_an_error_crosses_with_its_class_its_cause_and_its_lines() -> None:
     assert str(error) == "onetwo"
     assert type(error.__cause__) is KeyError
     assert "in raise_unpicklable" in error_text(error).traceback
-
-
-def test_errors_in_the_place_of_rows_cross_too() -> None:
-    class Local(Exception):
-        pass
-
-    done = in_process(lambda items: [Local(item) if item else item for item in items], [0, 1])
-    good, bad = done.results
-    assert good == 0
-    assert isinstance(bad, RemoteError)
-    assert str(bad) == "Local: 1"
 
 
 @pytest.mark.once
@@ -163,11 +146,6 @@ def test_a_fault_of_a_service_is_known_across_processes() -> None:
     first, second = done.results
     assert str(first) == "Busy: busy"
     assert first is second, "which is not narrowed"
-
-
-def test_results_that_cannot_be_sent_are_an_error_of_the_batch() -> None:
-    done = in_process(lambda items: [(item for item in items)] * len(items), [1])
-    assert "cannot pickle 'generator' object" in str(done.results[0])
 
 
 @pytest.mark.once
@@ -186,7 +164,6 @@ def test_memory_errors_of_a_process_split() -> None:
     [
         ("hold the GIL", TimeLimitExceeded, "faulty took longer than timeout_s=0.3, and was ended"),
         ("segfault", WorkerDied, "the process of faulty got SIGSEGV"),
-        ("exit 0", WorkerDied, "the process of faulty exited with 0"),
         ("sys.exit", SystemExit, "0"),
         ("be killed", WorkerKilled, "the process of faulty was killed, as systems do when memory"),
         ("raise", ValueError, "bad row"),
@@ -206,9 +183,10 @@ def test_a_fault_costs_its_row_and_the_next_batch_runs(
 
 
 @pytest.mark.once
-def test_a_kill_from_outside_costs_no_row_and_the_class_is_built_again() -> None:
+def test_a_process_is_kept_and_a_kill_from_outside_costs_no_row() -> None:
     with running(Process, processes=True) as (submitter, _outcomes):
-        pid, _ = ask(submitter, [1, 2])
+        (pid,) = set(ask(submitter, *[[1, 2]] * 3))
+        assert [pid] == spawned_by(os.getpid())
         os.kill(pid, signal.SIGKILL)
         wait_for_end(pid)
         assert pid not in ask(submitter, [1, 2])
@@ -239,6 +217,7 @@ def test_a_class_that_cannot_be_built_again_ends_the_workers(tmp_path: Path) -> 
     assert type(done.fatal) is FileNotFoundError
 
 
+@pytest.mark.once
 def test_a_process_whose_pipe_another_one_holds_open_is_found_dead() -> None:
     def forking(items: list[Any]) -> list[Any]:
         if "fork" in items:
@@ -257,6 +236,7 @@ def test_an_interrupt_of_the_terminal_is_for_the_driver_alone() -> None:
     assert session != os.getsid(0), "Ctrl-C is for all processes of a session"
 
 
+@pytest.mark.once
 def test_features_run_in_processes_as_they_do_online() -> None:
     @batched.inference.dynamically
     def fn(features: dict[str, Any]) -> dict[str, Any]:
@@ -267,6 +247,7 @@ def test_features_run_in_processes_as_they_do_online() -> None:
     assert [each["sum"].tolist() for each in found] == [[1], [6]]
 
 
+@pytest.mark.once
 def test_closing_ends_a_process_that_holds_the_gil(tmp_path: Path) -> None:
     begun = tmp_path / "begun"
 
@@ -283,6 +264,7 @@ def test_closing_ends_a_process_that_holds_the_gil(tmp_path: Path) -> None:
     assert outcomes.empty()
 
 
+@pytest.mark.once
 def test_closing_ends_a_process_that_is_being_built() -> None:
     with running(Process, processes=True, args=("hang",)) as (submitter, outcomes):
         submitter.submit([1])
@@ -297,10 +279,6 @@ import os, threading
 import batched
 from offline_steps import Process, Submitter, outcome, spawned_by, step_of
 from stage import wait_until
-"""
-STARTED = """
-submitter = Submitter(step_of(Process, processes=True, workers=2, batch_size=1))
-submitter.submit([1])
 """
 
 
@@ -339,16 +317,17 @@ def test_a_script_without_a_main_guard_works_and_runs_once(tmp_path: Path) -> No
     assert text.splitlines() == ["the script runs", "[(True, 2), (True, 4)]"]
 
 
-@pytest.mark.parametrize("fault", ["hang", "hold the GIL"])
-def test_a_driver_that_is_killed_leaves_no_process(tmp_path: Path, fault: str) -> None:
-    if fault == "hold the GIL" and sys.platform != "linux":
-        pytest.skip("no thread of it can run, and only Linux ends it from outside")
+@pytest.mark.once
+@pytest.mark.skipif(sys.platform != "linux", reason="no other system ends a process with the GIL")
+def test_a_driver_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
     driver = script(
         tmp_path,
-        f"""{STARTED}
+        """
+submitter = Submitter(step_of(Process, processes=True, workers=2, batch_size=1))
+submitter.submit([1])
 submitter.outcomes.get(timeout=30)
-for _ in range(2):
-    submitter.submit([{fault!r}])
+for fault in "hang", "hold the GIL":
+    submitter.submit([fault])
 wait_until(lambda: len(spawned_by(os.getpid())) == 2)
 print(spawned_by(os.getpid()), flush=True)
 threading.Event().wait(60)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import subprocess
@@ -15,10 +16,10 @@ from typing import Any
 import pytest
 
 pytest.importorskip("pyarrow")
-pytest.importorskip("ray")
+if importlib.util.find_spec("ray") is None:
+    pytest.skip("Ray is not installed", allow_module_level=True)
 
 import pyarrow.parquet as pq
-import ray
 import ray_steps
 
 from batched import offline
@@ -37,6 +38,7 @@ RAY = offline.Ray()
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
+    import ray
     from ray.cluster_utils import Cluster
 
     found = Cluster(

@@ -200,7 +200,8 @@ def test_chunks_without_rows_are_dropped(progress: Progress, again: Callable[[],
 # --- the order of the source
 
 
-@settings(max_examples=100, deadline=None)
+@pytest.mark.once
+@settings(max_examples=50, deadline=None)
 @example(runs=[list("abcde"), list("edcba"), list("abxde"), list("abc"), []], size=1)
 @example(runs=[[0, 1, 2, 1, 4]] * 2, size=2)
 @example(runs=[["b", "a", None, "c", "a", None]] * 2, size=2)

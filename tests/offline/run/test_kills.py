@@ -16,7 +16,7 @@ from trials import Ended, Trials
 
 pytestmark = pytest.mark.once
 
-ROWS: Final = 3000
+ROWS: Final = 1500
 SOON: Final = 30.0
 """Longest time in which the processes of a killed run are to end (s)."""
 
@@ -94,7 +94,7 @@ def killed(place: str, times: int) -> Any:
 @pytest.mark.parametrize(
     ("place", "times"),
     [
-        pytest.param("threads", 3, marks=pytest.mark.timeout(120)),
+        pytest.param("threads", 2, marks=pytest.mark.timeout(120)),
         *(killed(place, 100) for place in ("threads", "coroutine", "processes")),
         killed("ray", 20),
     ],

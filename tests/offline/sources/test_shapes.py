@@ -26,6 +26,8 @@ from opened_sources import Open, opened  # noqa: E402  # after the skip
 
 __all__ = ["opened"]
 
+pytestmark = pytest.mark.once
+
 AB = [{"a": "1", "b": "x"}, {"a": "2", "b": "y"}]
 ROWS = [{"a": 1}, {"a": 2}]
 LINES = b'{"a": 1}\n{"a": 2}\n'

@@ -21,6 +21,8 @@ from batched.offline.types.packing import unpack  # noqa: E402
 from batched.offline.types.values import arrow_type, read  # noqa: E402
 from canonical_values import ALL_VALUES, form_of, same  # noqa: E402
 
+pytestmark = pytest.mark.once
+
 
 @dataclass
 class Point:
@@ -28,7 +30,7 @@ class Point:
     y: float
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(results=st.lists(ALL_VALUES, max_size=12))
 def test_each_result_is_read_for_itself_and_packed_as_it_is(results: list[Any]) -> None:
     values = Columns(["out"]).read(results)
@@ -160,7 +162,7 @@ def kinds_of(groups: list[list[Any]]) -> Kinds:
     return kinds
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(data=st.data(), values=st.lists(ALL_VALUES.filter(form_of), min_size=1, max_size=8))
 def test_the_kind_of_a_column_depends_neither_on_order_nor_on_groups(
     data: st.DataObject, values: list[Any]

@@ -16,8 +16,10 @@ pytest.importorskip("pyarrow")
 from batched.offline.types.packing import join, pack, unpack
 from canonical_values import ALL_VALUES, form_of, same
 
+pytestmark = pytest.mark.once
 
-@settings(max_examples=200, deadline=None)
+
+@settings(max_examples=60, deadline=None)
 @given(values=st.lists(ALL_VALUES, max_size=8))
 def test_values_are_unpacked_as_they_were(values: list[Any]) -> None:
     forms = [form for value in values for form in form_of(value)]

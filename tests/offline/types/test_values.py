@@ -69,7 +69,7 @@ def alike(one: Any, other: Any) -> bool:
     return bool(one == other or (one != one and other != other))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(value=VALUES)
 def test_values_come_back_from_arrow_without_loss(value: Any) -> None:
     plain, kind = readable(value)
@@ -77,7 +77,7 @@ def test_values_come_back_from_arrow_without_loss(value: Any) -> None:
     assert alike(to_python(to_array([plain], arrow_type(kind))), [plain])
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(value=ALL_VALUES)
 def test_a_canonical_value_is_its_own_canonical_form(value: Any) -> None:
     plain, kind = readable(value)
@@ -86,7 +86,7 @@ def test_a_canonical_value_is_its_own_canonical_form(value: Any) -> None:
     assert other == kind
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(value=ARRAYS)
 def test_an_array_of_one_shape_comes_back_from_arrow_with_it(value: Any) -> None:
     plain, kind = read(value)

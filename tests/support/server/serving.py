@@ -6,11 +6,12 @@ import asyncio
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -123,6 +124,22 @@ def running(app: str, *arguments: str, **environment: str) -> Iterator[Server]:
         yield server
     finally:
         server.kill()
+
+
+@asynccontextmanager
+async def served(app: Any) -> AsyncIterator[Any]:
+    """Serve `app` on this event loop, and yield a client of it."""
+    import httpx
+    import uvicorn
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        server = uvicorn.Server(uvicorn.Config(app, log_level="critical"))
+        serving = asyncio.create_task(server.serve([listening]))
+        address = "http://{}:{}".format(*listening.getsockname())
+        async with httpx.AsyncClient(base_url=address, timeout=BOUND, trust_env=False) as client:
+            yield client
+        server.should_exit = True
+        await asyncio.wait_for(serving, BOUND)
 
 
 async def until(look: Callable[[], Awaitable[T]], condition: Callable[[T], bool]) -> T:
