@@ -266,7 +266,7 @@ def test_a_prompt_that_is_always_refused_holds_no_other(server: ChatServer) -> N
     error = refused.exception()
     assert isinstance(error, EndpointError)
     assert not error.is_service
-    assert server.statuses[429] <= 4  # the first ones hold all calls
+    assert server.statuses[429] <= 10  # the first ones hold all calls
 
 
 def test_a_pause_longer_than_max_wait_s_fails_calls_of_all_clients_at_once(
