@@ -23,7 +23,7 @@ pytestmark = [
 PROMPTS = [[5, 6, 7], [*range(10, 60)], [8]]
 
 
-class Adapter(torch.nn.Module):  # type: ignore[misc]
+class Adapter(torch.nn.Module):
     """An adapter, which hands its generation config to the model within, as those of peft do."""
 
     def __init__(self, model: Any) -> None:

@@ -49,7 +49,7 @@ def test_a_mapping_or_a_feature_may_be_passed_by_the_name_of_the_parameter() -> 
         return {name: array * scale for name, array in features.items()}
 
     with fn:
-        assert to_lists(fn(features={"x": numpy.array([1])}, scale=3)) == {"x": [3]}
+        assert to_lists(fn(features={"x": numpy.array([1])}, scale=3)) == {"x": [3]}  # type: ignore[call-overload]  # as in any function
         assert to_lists(fn(features=numpy.array([1]))) == {"features": [1]}
 
 
@@ -241,7 +241,7 @@ def test_an_argument_among_features_by_keyword_is_an_error_with_the_right_way() 
         return features["x"] + layer
 
     with pytest.raises(CollationError, match="other arguments go next to a mapping of features"):
-        fn(x=numpy.ones((1, 2)), layer=3)
+        fn(x=numpy.ones((1, 2)), layer=3)  # type: ignore[call-overload]
     assert fn({"x": numpy.ones((1, 2))}, layer=3).tolist() == [[4.0, 4.0]]
 
 
