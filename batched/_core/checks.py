@@ -4,6 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from numbers import Integral
+from typing import Final
+
+PEERS: Final = {
+    "collate_fn": "prepare",
+    "key": "dedupe",
+    "max_batch_size": "batch_size",
+    "max_latency": "timeout_ms",
+    "max_length": "max_new_tokens",
+    "max_retries": "attempts",
+    "max_wait_ms": "timeout_ms",
+    "max_workers": "max_concurrent_batches",
+    "num_workers": "max_concurrent_batches",
+    "stop": "stop_strings",
+    "wait_ms": "timeout_ms",
+}
+"""Settings of other libraries, with their names here."""
 
 
 def check_whole(name: str, value: object, least: int = 1) -> int:
@@ -24,5 +40,6 @@ def suggest(name: str, known: Iterable[str]) -> str:
     """Return the question whether the most similar known name was meant, or an empty text."""
     from difflib import get_close_matches  # only errors need it
 
-    alike = get_close_matches(name, known, 1)
+    known = [*known]
+    alike = [PEERS[name]] if PEERS.get(name) in known else get_close_matches(name, known, 1)
     return f"; did you mean {alike[0]!r}?" if alike else ""

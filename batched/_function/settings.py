@@ -77,18 +77,6 @@ NOT_OF_STEPS: Final = {"timeout_ms", "flush", "isolate_errors", "dedupe", "unpac
 SHORTEST_MS: Final = 0.1
 """Least `timeout_ms` besides 0: a shorter one is more likely meant in seconds (ms)."""
 
-PEERS: Final = {
-    "collate_fn": "prepare",
-    "key": "dedupe",
-    "max_batch_size": "batch_size",
-    "max_latency": "timeout_ms",
-    "max_wait_ms": "timeout_ms",
-    "max_workers": "max_concurrent_batches",
-    "num_workers": "max_concurrent_batches",
-    "wait_ms": "timeout_ms",
-}
-"""Settings of other libraries, with their names here."""
-
 
 @dataclass(frozen=True)
 class Steps:
@@ -213,7 +201,7 @@ class Options:
             return " of a function that works in steps, whose calls join whenever there is room"
         if self.features is None and unknown in OF_FEATURES:
             return "; it belongs to batched.inference.dynamically"
-        hint = suggest(PEERS.get(unknown, unknown), known)
+        hint = suggest(unknown, known)
         return hint or f"; the settings are {', '.join(known)}"
 
 

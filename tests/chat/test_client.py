@@ -319,6 +319,7 @@ WRONG_SETTINGS: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{}]}, "m: tools cannot be set; a client calls no tools"),
     ({"max_cost": 1.0}, "m: max_cost needs the prices of tokens"),
     ({"max_worker": 3}, "no parameter 'max_worker'; did you mean 'max_workers'?"),
+    ({"max_retries": 3}, "no parameter 'max_retries'; did you mean 'attempts'?"),
     ({"on_full": "drop"}, "on_full"),
     ({"schema": Person, "response_format": {}}, "response_format cannot be set; it is made of"),
 ]

@@ -110,8 +110,9 @@ def test_other_models_and_wrong_settings_are_refused_by_the_constructor() -> Non
         make("a/name")
     with pytest.raises(TypeError, match="from_pretrained loads by name, got LlamaFor.* and str"):
         make(model(), "a/name")
-    with pytest.raises(TypeError, match="has no setting 'tempreature'; did you mean 'temperature'"):
-        TextGenerator(model(), tokenizer(), tempreature=1.0)
+    for name, meant in (("tempreature", "temperature"), ("max_length", "max_new_tokens")):
+        with pytest.raises(TypeError, match=f"has no setting '{name}'; did you mean '{meant}'"):
+            TextGenerator(model(), tokenizer(), **{name: 1})
     with pytest.raises(ValueError, match="batch_size must be at least 1"):
         TextGenerator(model(), tokenizer(), batch_size=0)
 

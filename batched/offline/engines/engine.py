@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -24,9 +25,11 @@ from ..._core.request import Batch, Request
 from ..._execution.attempts import Outcomes, attempts, finish_now
 from ..._execution.memory import is_out_of_memory
 from ..._function.function import Batcher, BatchFunction
-from ...errors import BatchFunctionError, TimeLimitExceeded
+from ...errors import BatchFunctionError, BatchSizeMismatch, TimeLimitExceeded
 from ..step import Auto, Step
 from .sizes import AutoSize
+
+_logger = logging.getLogger("batched")
 
 _FAILURES: Final = 3
 """Failures without a success after which a batch is given up: the batch and its two halves."""
@@ -156,6 +159,7 @@ class Engine:
         self.closed = False
         """Whether no further call begins."""
         self._holds = True
+        self._warned = False  # whether it was told that results are missing
 
     @property
     def batch_size(self) -> int:
@@ -229,6 +233,12 @@ class Engine:
             nonlocal failures, given_up
             if isinstance(error, WorkerClosed) or not self.step.isolate_errors:
                 return False
+            if isinstance(error, BatchSizeMismatch) and not self._warned:
+                self._warned = True
+                _logger.warning(
+                    "step %r: %s; the rows of such batches are computed again in parts",
+                    *(self.step.name, error),
+                )
             if searched or self.step.call_retry.is_service_fault(error):
                 return searched
             failures += 1

@@ -229,3 +229,17 @@ def test_bad_rows_cost_themselves_in_all_cases(
     case = Case(way, count, place, workers)
     model, report = check(case, tmp_path, seed)
     again(case, tmp_path, model, report)
+
+
+def test_results_that_are_missing_are_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def even(numbers: list[int]) -> list[int]:
+        return [number for number in numbers if number % 2 == 0]
+
+    rows = [{"number": number} for number in range(64)]
+    settings: dict[str, Any] = {"input": "number", "output": "even", "batch_size": 8}
+    report = offline.run(even, rows, tmp_path / "r.jsonl", **settings)
+    assert (report.ok, report.failed) == (32, 32)
+    told = [each for each in caplog.messages if each.startswith("step 'even': even was given 8")]
+    assert [each.partition("returned ")[2][:9] for each in told] == ["4 results"]
