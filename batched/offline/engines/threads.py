@@ -80,5 +80,5 @@ class LoopWorker(Worker):
                 done.set_exception(time_limit_exceeded(self.step) if late else error)
 
         assert self._loop
-        asyncio.run_coroutine_threadsafe(run(), self._loop)
+        asyncio.run_coroutine_threadsafe(run(), self._loop).result()  # or cancelled before it ran
         return done.result()

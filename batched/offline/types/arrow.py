@@ -62,7 +62,7 @@ def _cut(items: Any, ends: list[int]) -> list[Any]:
         values = to_python(items)
     rows = [values[start:end] for start, end in pairwise(ends)]
     if is_number and items.null_count:
-        dtype = items.type.to_pandas_dtype()
+        dtype = items[:0].to_numpy(zero_copy_only=False).dtype
         return [row if None in row else np.array(row, dtype) for row in rows]
     return rows
 

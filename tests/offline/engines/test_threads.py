@@ -507,6 +507,7 @@ def test_a_loop_that_hangs_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -
     with running(hanging, workers=3, batch_size=1) as (submitter, _):
         submitter.submit([1, 2, 3])
         assert begun.wait(SOON)
+        wait_until(lambda: submitter.engine.running == 3)  # two calls cannot begin
         monkeypatch.setattr(threading.Thread, "join", join)
     monkeypatch.undo()
     go_on.set()
