@@ -130,13 +130,12 @@ PEERS = (
     ),
     Peer(
         "mosec", "mosec_peer", "its own server with one worker; the wait is 5 ms", "mosec",
-        {"": {"wait_ms": 5}}, coroutines=False,
+        coroutines=False,
         served_by="its own server, written in Rust, and one worker process",
     ),
     Peer(
         "infinity", "infinity", "its engine, which sorts by length, has a model of its own",
-        "infinity-emb[server,torch]", beside="torch==2.13.0", coroutines=False,
-        served_by="its engine in a FastAPI application of the same kind, with uvicorn",
+        "infinity-emb[server,torch]", coroutines=False, beside="torch==2.13.0",
     ),
 )  # fmt: skip
 

