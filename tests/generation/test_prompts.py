@@ -112,7 +112,7 @@ def test_other_models_and_wrong_settings_are_refused_by_the_constructor() -> Non
         make(model(), "a/name")
     for name, meant in (("tempreature", "temperature"), ("max_length", "max_new_tokens")):
         with pytest.raises(TypeError, match=f"has no setting '{name}'; did you mean '{meant}'"):
-            TextGenerator(model(), tokenizer(), **{name: 1})
+            make(model(), tokenizer(), **{name: 1})
     with pytest.raises(ValueError, match="batch_size must be at least 1"):
         TextGenerator(model(), tokenizer(), batch_size=0)
 
