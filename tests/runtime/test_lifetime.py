@@ -159,6 +159,17 @@ def test_interpreter_exit_finishes_what_was_accepted() -> None:
     assert done.stderr == ""
 
 
+def test_gauges_are_shared_once_more_when_the_process_ends() -> None:
+    done = python("""
+        import batched
+        from batched._runtime import observer
+        observer.share = lambda now: print("shared", now)
+        assert batched.dynamically(lambda items: items)(1) == 1
+        print("end")
+    """)
+    assert done.stdout.splitlines()[-1] == "shared True", done.stderr
+
+
 def test_an_interrupt_at_exit_abandons_what_is_left() -> None:
     program = """
         import batched, threading
