@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from ..._runtime.timer_thread import daemon_thread
-from .engine import Worker, time_limit_exceeded
+from .engine import Worker, WorkerClosed, time_limit_exceeded
 from .function import build
 
 _CANCEL_S: Final = 1.0
@@ -73,6 +73,8 @@ class LoopWorker(Worker):
         async def run() -> None:  # never raises: a loop does not survive all errors
             timeout = asyncio.timeout(limit)
             try:
+                if self.closing.is_set():  # the loop cancels only what has begun
+                    raise WorkerClosed
                 async with timeout:
                     done.set_result(await func(*args, **kwargs))
             except BaseException as error:
