@@ -18,21 +18,18 @@ from contextlib import suppress
 from copy import deepcopy
 from math import inf
 from queue import Empty, SimpleQueue
-from typing import Any, Final
+from typing import Any
 
 from ..._connect.frames import Message
 from ..._connect.pipe import Answer, value_of
 from ..._runtime.timer_thread import daemon_thread
-from ...errors import TimeLimitExceeded, WorkerDied
+from ...errors import WorkerDied
 from ..step import Step
 from .cluster import Ray, import_ray
 from .engine import Worker, WorkerClosed, time_limit_exceeded
 from .function import pickle_step
 from .processes import WorkerKilled
 from .serving import Server, pickled
-
-_POLL_S: Final = 0.5
-"""Longest time between two looks whether a wait is to end (s)."""
 
 _joined: list[Any] = []
 """Runtime environment of the job that `join` has started."""
@@ -92,7 +89,7 @@ class ActorWorker(Worker):
                 self.close()  # perhaps the actor was added too late for another thread
                 raise WorkerClosed
             with suppress(Empty):
-                actor = self._actors.free.get(timeout=_POLL_S)
+                actor = self._actors.free.get(timeout=0.5)  # s, to see `closing`
         if isinstance(actor, BaseException):
             self._adds = False
             raise actor
@@ -104,7 +101,7 @@ class ActorWorker(Worker):
         self.ready = False  # an actor is taken for each call
         try:
             answer = self._ask(self._actor, message, self.step.timeout_s)
-        except (WorkerDied, TimeLimitExceeded):
+        except BaseException:
             self._adds = False
             self._end(self._actor)
             raise
@@ -152,10 +149,9 @@ class ActorWorker(Worker):
             raise time_limit_exceeded(self.step)
         try:
             answer: Answer = ray.get(reference)
-        except ray.exceptions.RayError as error:
-            is_memory = isinstance(error, ray.exceptions.OutOfMemoryError)
-            kind = WorkerKilled if is_memory else WorkerDied
-            raise kind(f"the actor of {self.step.name} was lost: {error}") from None
+        except ray.exceptions.RayError as loss:
+            kind = WorkerKilled if isinstance(loss, ray.exceptions.OutOfMemoryError) else WorkerDied
+            raise kind(f"the actor of {self.step.name} was lost: {loss}") from None
         return answer
 
     def _end(self, actor: Any) -> None:

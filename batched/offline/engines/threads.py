@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any
 
 from ..._runtime.timer_thread import daemon_thread
 from .engine import Worker, WorkerClosed, time_limit_exceeded
 from .function import build
-
-_CANCEL_S: Final = 1.0
-"""Longest wait for coroutines that were cancelled (s)."""
 
 
 class LocalWorker(Worker):
@@ -42,6 +40,7 @@ class LoopWorker(Worker):
         if self._loop is None:
             loop = asyncio.new_event_loop()
             self._thread = daemon_thread(f"{self.step.name}-loop", self._serve, loop)
+            self._taking = threading.Lock()  # no call is given to a loop that ends
             self._loop = loop  # last: `close` may come at any moment
             self._thread.start()
 
@@ -57,9 +56,9 @@ class LoopWorker(Worker):
     def close(self) -> None:
         """Cancel what runs, and end the loop."""
         if self._loop is not None:
-            with suppress(RuntimeError):  # it is closed, or this is its thread
+            with self._taking, suppress(RuntimeError):  # it is closed, or this is its thread
                 self._loop.call_soon_threadsafe(self._loop.stop)
-                self._thread.join(_CANCEL_S)
+                self._thread.join(1.0)  # coroutines that were cancelled may need a moment
 
     def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
         with asyncio.Runner(loop_factory=lambda: loop):  # which cancels what is left in the end
@@ -78,9 +77,12 @@ class LoopWorker(Worker):
                 async with timeout:
                     done.set_result(await func(*args, **kwargs))
             except BaseException as error:
-                late = isinstance(error, TimeoutError) and timeout.expired()
-                done.set_exception(time_limit_exceeded(self.step) if late else error)
+                done.set_exception(time_limit_exceeded(self.step) if timeout.expired() else error)
 
         assert self._loop
-        asyncio.run_coroutine_threadsafe(run(), self._loop).result()  # or cancelled before it ran
+        with self._taking:
+            if self.closing.is_set():
+                raise WorkerClosed
+            call = asyncio.run_coroutine_threadsafe(run(), self._loop)
+        call.result()  # or cancelled before it ran
         return done.result()

@@ -17,7 +17,9 @@ pytest.importorskip("cloudpickle")
 
 import batched
 from batched.errors import BatchFunctionError, TimeLimitExceeded
+from batched.offline.engines.engine import WorkerClosed
 from batched.offline.engines.row_threads import RowThreads
+from batched.offline.engines.threads import LoopWorker
 from batched.offline.retry import Retry
 from offline_steps import (
     SOON,
@@ -454,6 +456,19 @@ def test_a_signal_handler_that_raises_while_rows_are_submitted_ends_the_run(erro
     with running(double, length=length) as (submitter, outcomes), pytest.raises(error):
         submitter.submit([1, 2])
     assert outcomes.empty()
+
+
+def test_a_call_on_a_loop_that_has_ended_is_refused() -> None:
+    async def same(items: list[int]) -> list[int]:
+        return items
+
+    worker = LoopWorker(step_of(same))
+    worker.make_ready()
+    assert worker.call([1]) == [1]
+    worker.closing.set()
+    worker.close()
+    with pytest.raises(WorkerClosed):
+        worker.call([2])  # and no coroutine is left that nobody awaits
 
 
 def test_a_thread_that_hangs_is_left() -> None:
