@@ -42,8 +42,8 @@ class Reading:
 class Reader:
     """Thread that reads windows of the source, each when it is asked for.
 
-    `note_kinds` gets the windows of a source without types, `tell` what was found in each, and
-    `fail` the error that ended the reading.
+    `note_kinds` gets the windows of a source without types, `tell` gets each `Reading`, and `fail` gets
+    the error that ended the reading.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Reader:
     def _read(self) -> Iterator[Reading]:
         rows = 0
         plan = self._plan
-        # Arrow sources know the types of columns that nobody reads
+        # Arrow sources know the types of all columns, read or not
         columns: list[str] | None = plan.columns
         if self._source.schema is None:
             columns = None if plan.keep is None else [*plan.columns, *plan.keep]

@@ -226,7 +226,7 @@ class Run:
     # out of a step
 
     def _commit(self, room: Room) -> None:
-        """Commit the rows that have ended in a step, and let good ones enter the next step."""
+        """Commit the rows that have ended in a step, and let good rows enter the next step."""
         number, failures = room.number, room.failures
         done, room.done = room.done, []
         dead, failures.dead = failures.dead, []
@@ -276,7 +276,7 @@ class Run:
     # the end
 
     def _finish_running(self) -> None:
-        """Begin no batch, and take the outcomes of those that run, for `GRACE` seconds at most."""
+        """Begin no batch, and take the outcomes of running batches, for `GRACE` seconds at most."""
         deadline = time.perf_counter() + GRACE
         for room in self._rooms:
             room.engine.stop()
