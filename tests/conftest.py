@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+import batched._function.batched as batched_functions
 from batched._core.capacity import Capacity
 from feature_stage import Make, Together, unchanged
 from number_stage import FeatureNumberStage, NumberStage
@@ -95,6 +96,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("once")  # neither the socket nor padding depends on the Python
         kept.append(item)
     items[:] = kept
+
+
+@pytest.fixture(autouse=True)
+def _no_queues() -> None:
+    """Forget the queues of other tests: many in a row with batches of one item are warned of."""
+    batched_functions._latest.clear()
 
 
 @pytest.fixture

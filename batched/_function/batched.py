@@ -52,8 +52,13 @@ else:
 T = TypeVar("T")
 U = TypeVar("U")
 
-MANY_INSTANCES: Final = 32
-"""Instances in a row with only batches of one item, of which a warning tells."""
+MANY_QUEUES: Final = 32
+"""Queues in a row with only batches of one item, of which a warning tells."""
+
+_latest: weakref.WeakKeyDictionary[types.CodeType, tuple[int, Recorder]] = (
+    weakref.WeakKeyDictionary()
+)
+"""By function: queues in a row that had only batches of one item, and the counts of the latest."""
 
 functions: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 """Decorated functions of this process by id; bound methods are not among them."""
@@ -71,7 +76,6 @@ class BatchedCallable(Generic[T, U, P]):
         "_batcher",
         "_function",
         "_instances",
-        "_latest",
         "_owner",
     )
 
@@ -100,14 +104,13 @@ class BatchedCallable(Generic[T, U, P]):
         self._batcher = Batcher(function.parts(bound=owner is not None))
         # batchers of instances, by id; a weak reference removes each entry
         self._instances: dict[int, tuple[weakref.ref[Any], Batcher]] = {}
-        # instances in a row that had only batches of one item, and the counts of the latest one
-        self._latest = 0, Recorder()
         # inspect recognizes no coroutine function without a name
         self.__name__ = self.__qualname__ = function.name
         functools.update_wrapper(self, function.func, updated=())  # type: ignore[arg-type]  # its subclasses are callable
         if owner is not None:
             self.__wrapped__ = types.MethodType(function.func, owner)
         functions[id(self)] = self
+        _watch_queues(function, self._batcher.recorder)
 
     @overload
     async def acall(self, items: list[T], /, *args: P.args, **kwargs: P.kwargs) -> list[U]: ...
@@ -319,20 +322,8 @@ class BatchedCallable(Generic[T, U, P]):
                 ) from None
             # setdefault: concurrent threads get the same batcher; a new one has no worker yet
             entry = instances.setdefault(key, (ref, Batcher(self._function.parts(bound=True))))
-            self._watch_instances(entry[1].recorder, type(instance).__name__)
+            _watch_queues(self._function, entry[1].recorder)
         return entry[1]
-
-    def _watch_instances(self, recorder: Recorder, kind: str) -> None:
-        """Warn if many instances in a row have each had only batches of one item."""
-        count, latest = self._latest
-        sizes = [*latest.snapshot(0, 0, 0).batch_sizes]
-        self._latest = count + 1 if sizes == [1] else 0, recorder
-        if self._latest[0] == MANY_INSTANCES and self._function.options.policy.batch_size > 1:
-            logger.warning(
-                "%d instances of %s in a row have run %s in batches of one item: each instance has "
-                "a queue of its own. Share one instance among the callers",
-                *(MANY_INSTANCES, kind, self._function.name),
-            )
 
     def __reduce_ex__(self, protocol: Any) -> str | tuple[Any, ...]:
         owner, func = self._owner, self._function.func
@@ -377,6 +368,22 @@ class BatchedCallable(Generic[T, U, P]):
         submit = functools.partial(self._submit, ahead=True)
         policy = self._function.options.policy
         return Ahead(submit, policy, buffersize, timeout, return_exceptions)
+
+
+def _watch_queues(function: BatchFunction, recorder: Recorder) -> None:
+    """Warn if many queues in a row of one function have each had only batches of one item."""
+    code = getattr(function.func, "__code__", None)
+    if code is not None:
+        count, latest = _latest.get(code, (0, Recorder()))
+        count = count + 1 if [*latest.snapshot(0, 0, 0).batch_sizes] == [1] else 0
+        _latest[code] = count, recorder
+        if count == MANY_QUEUES and function.options.policy.batch_size > 1:
+            logger.warning(
+                "%d queues in a row have run %s in batches of one item: each decorated function, "
+                "and each instance, has a queue of its own. Decorate once, outside the function "
+                "that handles a call, and share one instance among the callers",
+                *(MANY_QUEUES, function.name),
+            )
 
 
 def _refuse(name: str, decorated: object, _: object) -> Never:

@@ -74,8 +74,8 @@ class StepSettings(_SharedSettings, total=False):
 NOT_OF_STEPS: Final = {"timeout_ms", "flush", "isolate_errors", "dedupe", "unpack"}
 """Settings that mean nothing where calls join whenever there is room."""
 
-SHORTEST_MS: Final = 0.1
-"""Least `timeout_ms` besides 0: a shorter one is more likely meant in seconds (ms)."""
+SHORTEST_MS: Final = {"timeout_ms": 0.1, "queue_timeout_ms": 1}
+"""Least times besides 0: a shorter one is more likely meant in seconds (ms)."""
 
 
 @dataclass(frozen=True)
@@ -133,11 +133,9 @@ class Options:
         _check_function("prepare", self.prepare, form)
         _check_function("on_batch", self.on_batch, "a plain function of a BatchRecord")
         check_whole("prepare_threads", self.prepare_threads)
-        if 0 < (self.policy.timeout_ms or 0) < SHORTEST_MS:
-            raise ValueError(
-                f"timeout_ms is a time in milliseconds, got {self.policy.timeout_ms}; "
-                'flush="eager" does not wait'
-            )
+        for name, least in SHORTEST_MS.items():
+            if 0 < (value := getattr(self.policy, name) or 0) < least:
+                raise ValueError(f"{name} is a time in milliseconds, at least {least}, got {value}")
         if self.on_oom not in get_args(OnOom):
             raise ValueError(f"on_oom must be 'split' or 'raise', got {self.on_oom!r}")
         for name in ("isolate_errors", "unpack"):
@@ -194,7 +192,10 @@ class Options:
             name: replace(part, **{key: changes.pop(key) for key in vars(part) if key in changes})
             for name, part in self._parts.items()
         }
-        return replace(self, **parts, **changes)
+        options = replace(self, **parts, **changes)
+        if options.policy.on_full == "raise" and options.policy.max_queue_size is None:
+            raise ValueError("on_full='raise' needs max_queue_size, the most items that may wait")
+        return options
 
     def _hint(self, unknown: str, known: Iterable[str]) -> str:
         if self.steps is not None and unknown in NOT_OF_STEPS:

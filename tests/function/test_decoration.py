@@ -161,7 +161,9 @@ def test_an_object_that_cannot_be_batched_is_refused(func: Any, message: str) ->
         ({"max_batch_size": 3}, TypeError, "'max_batch_size'; did you mean 'batch_size'"),
         ({"pad_token": 1}, TypeError, r"'pad_token'; it belongs to batched\S*inference"),
         ({"unpad": 1}, TypeError, r"'unpad'; it belongs to batched\S*inference"),
-        ({"timeout_ms": 0.005}, ValueError, r"timeout_ms is a time in milliseconds, got 0\.005"),
+        ({"timeout_ms": 0.005}, ValueError, r"timeout_ms is a time .*at least 0\.1, got 0\.005"),
+        ({"queue_timeout_ms": 0.5}, ValueError, r"queue_timeout_ms is a time .* 1, got 0\.5"),
+        ({"on_full": "raise"}, ValueError, "on_full='raise' needs max_queue_size"),
     ],
 )
 def test_a_wrong_setting_is_refused_at_decoration(

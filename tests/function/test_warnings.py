@@ -69,4 +69,22 @@ def test_an_instance_for_each_call_is_told_once(caplog: pytest.LogCaptureFixture
         for _ in range(80):
             Model().embed("text")
     (message,) = [each.getMessage() for each in caplog.records]
-    assert message.startswith("32 instances of Model in a row have run Model.embed in batches of")
+    assert message.startswith("32 queues in a row have run Model.embed in batches of one item:")
+
+
+def test_a_function_decorated_for_each_call_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    def handle(*texts: str) -> None:
+        @batched.dynamically
+        def embed(items: list[str]) -> list[str]:
+            return items
+
+        embed([*texts])
+
+    with caplog.at_level(logging.WARNING, "batched"):
+        for _ in range(40):
+            handle("one", "two")
+        assert caplog.records == [], "larger batches are nothing to tell"
+        for _ in range(80):
+            handle("text")
+    (message,) = [each.getMessage() for each in caplog.records]
+    assert "Decorate once, outside the function that handles a call" in message

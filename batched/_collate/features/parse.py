@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from ..._core.checks import suggest
 from ...errors import CollationError
 from ..arrays import Array, find_imported, is_array, is_dense, ready_events
 from ..lengths import validate_lengths
 from .devices import Devices
 from .settings import FeatureSettings
 from .spec import CACHE_LIMIT, CallSpec, FeatureSpec, Widths, make_spec
+
+logger = logging.getLogger("batched")
 
 PLAIN: Final = {"ndarray", "memmap", "recarray"}
 """Classes of numpy that can be joined without loss, unlike masked arrays and matrices."""
@@ -129,6 +133,10 @@ class FeatureParser:
             specs.append(spec)
             if type(plain) is not type(array) or (hasattr(array, "is_conj") and spec.kind in "fc"):
                 unplain.append(name)
+        pads = self._settings.pad_token.keys()
+        for pad in pads - arrays.keys():
+            if hint := suggest(pad, arrays.keys() - pads):
+                logger.warning("%s: pad_token has %r, which a call lacks%s", self._name, pad, hint)
         if len(self._calls) >= CACHE_LIMIT:
             self._calls.clear()
         self._calls[key] = found = self._intern(tuple(specs)), unplain

@@ -42,8 +42,8 @@ class Reading:
 class Reader:
     """Thread that reads windows of the source, each when it is asked for.
 
-    `note_kinds` gets the windows of a source without types, `tell` gets each `Reading`, and `fail` gets
-    the error that ended the reading.
+    `note_kinds` gets the windows of a source without types, `tell` each `Reading`, and `fail` the
+    error that ended the reading.
     """
 
     def __init__(

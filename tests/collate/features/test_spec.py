@@ -8,6 +8,7 @@ from typing import Any
 import numpy
 import pytest
 
+import batched
 from batched.errors import CollationError
 from feature_stage import Make, to_lists
 
@@ -224,6 +225,20 @@ def test_each_feature_has_a_pad_of_its_own(together: Make, spelling: str) -> Non
         "flags": [[False, True], [False, False]],
         "other": [[1, 0], [1, 1]],
     }
+
+
+@pytest.mark.parametrize(
+    ("pads", "told"), [({"id": 7}, True), ({"ids": 7, "mask_ids": 0}, False), ({"x": 1}, False)]
+)
+def test_a_pad_of_a_feature_that_no_call_has_is_told(
+    pads: dict[str, int], told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with batched.inference.dynamically(pad_token=pads, name="fn")(lambda features: features) as fn:
+        for _ in range(3):
+            fn({"ids": numpy.ones((1, 2), int)})
+    assert [each.getMessage() for each in caplog.records] == [
+        "fn: pad_token has 'id', which a call lacks; did you mean 'ids'?"
+    ] * told
 
 
 @pytest.mark.parametrize(
