@@ -16,6 +16,7 @@ PEERS: Final = {
     "max_wait_ms": "timeout_ms",
     "max_workers": "max_concurrent_batches",
     "num_workers": "max_concurrent_batches",
+    "resume": "resume_from_last",
     "stop": "stop_strings",
     "wait_ms": "timeout_ms",
 }

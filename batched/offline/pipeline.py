@@ -11,7 +11,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any, Literal, get_args
 
-from .._core.checks import check_whole
+from .._core.checks import check_whole, suggest
 from .._services.failures import error_text
 from ..errors import RunMismatch, RunStopped, SourceError
 from .checks import check_amount
@@ -223,7 +223,9 @@ def run(
     """Run one batch function over `source`: a `Step` in a `Pipeline`, with the settings of both."""
     if not callable(fn):
         raise TypeError(f"run(function, source, result, ...) begins with the function, got {fn!r}")
-    of_step = {each.name for each in fields(Step)}
+    of_step, of_run = {each.name for each in fields(Step)}, Pipeline.run.__annotations__.keys()
+    for name in settings.keys() - of_step - of_run:
+        raise TypeError(f"run has no setting {name!r}{suggest(name, of_step | of_run)}")
     step = Step(fn, **{name: settings.pop(name) for name in of_step & settings.keys()})
     return Pipeline(step, max_failed=max_failed).run(source, dest, **settings)
 

@@ -138,7 +138,7 @@ class Step:
         for which in ("input", "output"):
             if isinstance(given[which], str):
                 given[which] = (given[which],)
-            elif which == "input" or not isinstance(self.output, Mapping):
+            elif not isinstance(given[which], Mapping):
                 given[which] = tuple(given[which])
             self._check_columns(which, given[which])
         if self.workers is not None:
@@ -260,7 +260,8 @@ class Step:
     def _check_columns(self, which: str, given: Collection[Any]) -> None:
         """Raise an error unless `given`, the setting `which`, has names, and types of Arrow."""
         names = [*given]
-        if not names or not all(isinstance(name, str) and name for name in names):
+        is_right = which == "output" or not isinstance(given, Mapping)
+        if not (is_right and names and all(isinstance(name, str) and name for name in names)):
             raise TypeError(
                 f"step {self.name!r}: {which} must be a column's name or several, got {given!r}"
             )
