@@ -697,8 +697,9 @@ def test_a_step_may_be_added_and_is_taken_away_only_on_request(tmp_path: Path) -
     [("resume", "resume_from_last"), ("num_workers", "workers"), ("inputs", "input")],
 )
 def test_a_setting_of_another_library_is_refused_with_its_name_here(name: str, meant: str) -> None:
+    settings: Any = {name: "id"}
     with pytest.raises(TypeError, match=f"run has no setting '{name}'; did you mean '{meant}'"):
-        offline.run(Lengths(), rows_of(5), "out.parquet", output="n", **{name: "id"})
+        offline.run(Lengths(), rows_of(5), "out.parquet", output="n", **settings)
 
 
 def test_arguments_in_another_order_or_of_another_form_are_refused(tmp_path: Path) -> None:
