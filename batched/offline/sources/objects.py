@@ -123,4 +123,6 @@ def open_object(source: Any, spool: Path, limit: int) -> Source:
             f"{shorten(source)} is no source; sources are paths, tables of Arrow, polars, pandas "
             "or duckdb, datasets, also of Ray, and lists or iterators of dicts"
         ) from None
+    if getattr(source, "gi_frame", name) is None:
+        raise SourceError(f"{name} has been read to its end by another loop; make a new one")
     return spool_rows(islice(rows, limit), name, spool)

@@ -309,6 +309,13 @@ def test_objects_without_rows_are_refused(source: Any, message: str, opened: Ope
         rows_of(opened(source))
 
 
+def test_a_generator_that_was_read_is_refused(opened: Open) -> None:
+    source = (row for row in ROWS)
+    assert rows_of(opened(source)) == ROWS
+    with pytest.raises(SourceError, match="the generator has been read to its end"):
+        opened(source)
+
+
 def test_rows_of_an_iterator_that_cannot_be_pickled_are_refused(opened: Open) -> None:
     with pytest.raises(SourceError, match="cannot be kept for a second reading .* pass a list"):
         rows_of(opened(iter([{"a": lambda: 1}])))
