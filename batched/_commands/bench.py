@@ -80,7 +80,9 @@ async def _measure(
         times = await time_batches(fn, items, doublings(args.max_batch_size), args.target, progress)
         console.print(size_table(times))
         size = choose_size(times)
-        sized = fn.with_options(batch_size=size, max_queue_size=None, queue_timeout_ms=None)
+        sized = fn.with_options(
+            batch_size=size, max_queue_size=None, on_full="wait", queue_timeout_ms=None
+        )
         callers = args.concurrency or (COROUTINES if fn._function.coroutine else THREADS)
         rounds = await compare(sized, items, callers, args.target, progress)
     middle = rounds[len(rounds) // 2]
@@ -138,6 +140,7 @@ async def time_batches(
     batched = fn.with_options(
         batch_size=sizes[-1],
         max_queue_size=None,
+        on_full="wait",
         queue_timeout_ms=None,
         flush="eager",
         isolate_errors=False,
