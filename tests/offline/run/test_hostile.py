@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import threading
 from collections.abc import Callable, Collection
@@ -261,13 +260,6 @@ def test_an_outage_ends_the_run_marks_nothing_as_failed_and_the_next_goes_on(
     assert dest.exists() == resumed
     assert run(same, rows_of(count), dest).ok == count - 20 * 64
     assert results(dest) == {number: number for number in range(count)}
-
-
-def test_most_rows_may_be_bad(tmp_path: Path) -> None:
-    chance = random.Random(1)
-    bad = {number for number in range(1000) if chance.random() < 0.8}
-    report = run(Picky(bad), rows_of(1000), tmp_path / "out.parquet", batch_size=8, workers=2)
-    assert (report.ok, report.failed) == (1000 - len(bad), len(bad))
 
 
 def test_a_row_is_tried_again_as_its_step_read_it_though_a_later_one_replaces_the_column(

@@ -694,7 +694,7 @@ def test_a_step_may_be_added_and_is_taken_away_only_on_request(tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("name", "meant"),
-    [("resume", "resume_from_last"), ("num_workers", "workers"), ("inputs", "input")],
+    [("resume", "resume_from_last"), ("worker", "workers"), ("inputs", "input")],
 )
 def test_a_setting_of_another_library_is_refused_with_its_name_here(name: str, meant: str) -> None:
     settings: Any = {name: "id"}
@@ -735,11 +735,6 @@ def test_wrong_arguments_of_a_function_or_class_are_refused_where_the_step_is_wr
         settings: dict[str, Any] = {"input": "a", "output": "b", **given}
         with pytest.raises(TypeError, match=sentence):
             offline.Step(**settings)
-
-
-def test_an_unknown_setting_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="'worker'"):
-        run(str.upper, rows_of(5), tmp_path / "out.parquet", worker=2)
 
 
 @pytest.mark.parametrize("processes", [False, True])
