@@ -3,17 +3,17 @@
 Run: python benchmarks/generation.py [--check] [--quick] [--save]
 
 The model is a Llama with 31 million random weights on the CPU, in float32. There are three sets of
-64 prompts, seeded: short ones (3 to 12 tokens, 4 to 8 new ones), equal ones (64 tokens, 64 new
-ones), and mixed ones (3 to 200 tokens, 8 to 128 new ones). Only requested new tokens count. There
-are three ways, in turns, each in a process of its own, because threads of OpenMP belong to the
-thread that computes. Each process has run each set once before it is measured.
+64 prompts, seeded: short (3 to 12 tokens, and 4 to 8 new), equal (64 tokens, and 64 new), and mixed
+(3 to 200 tokens, and 8 to 128 new). Only requested new tokens count. There are three ways, in
+turns, each in a process of its own, because threads of OpenMP belong to the thread that computes.
+Each process has run each set once before it is measured.
 
 - ours, called from 64 threads;
 - the model's `generate` on left-padded batches in the order of arrival, each to its longest text;
 - continuous batching of transformers, with attention "paged|sdpa", 256 blocks of memory, and one
   manager that stays.
 
-The texts of ours are compared with those of each prompt alone. Then 32 coroutines read streams of
+Our texts are compared with the texts of each prompt alone. Then 32 coroutines read streams of
 the mixed prompts, one after another: the time to the first piece of a text.
 """
 

@@ -49,7 +49,7 @@ class Preparation:
 
 
 class PreparedParser:
-    """Parser of calls whose items are prepared first. `parser` gets the prepared items."""
+    """Parser of calls with items that are prepared first. `parser` gets the prepared items."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class Preparers:
         return self._pool.submit(copy_context().run, act, *args)
 
     def close(self) -> None:
-        """End the threads once they have done their work. A later call starts new ones."""
+        """End the threads once they have done their work. A later call starts new threads."""
         pool = self._pool
         self._open()
         pool.shutdown(wait=False)

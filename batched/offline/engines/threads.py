@@ -54,25 +54,25 @@ class LoopWorker(Worker):
         return self._wait(self._func, *args, **kwargs)
 
     def close(self) -> None:
-        """Cancel what runs, and end the loop."""
+        """Cancel running calls, and end the loop."""
         if self._loop is not None:
             with self._taking, suppress(RuntimeError):  # it is closed, or this is its thread
                 self._loop.call_soon_threadsafe(self._loop.stop)
                 self._thread.join(1.0)  # coroutines that were cancelled may need a moment
 
     def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
-        with asyncio.Runner(loop_factory=lambda: loop):  # which cancels what is left in the end
+        with asyncio.Runner(loop_factory=lambda: loop):  # which cancels all tasks in the end
             loop.run_forever()
 
     def _wait(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Return what a coroutine function returns on the loop."""
+        """Return the result of a coroutine function on the loop."""
         done = Future[Any]()
         limit = self.step.timeout_s if self.ready else None
 
         async def run() -> None:  # never raises: a loop does not survive all errors
             timeout = asyncio.timeout(limit)
             try:
-                if self.closing.is_set():  # the loop cancels only what has begun
+                if self.closing.is_set():  # the loop cancels only tasks that have begun
                     raise WorkerClosed
                 async with timeout:
                     done.set_result(await func(*args, **kwargs))

@@ -6,12 +6,12 @@ same in every process, and after the function has run.
 1. A function counts by its loaded code, without comments, formatting and docstrings. Code is
    followed by name through globals, closures, decorators, classes and modules, except installed
    packages: their functions and classes count by name.
-2. Globals, defaults, closures and arguments count by value, mutable ones too: scalars, containers,
-   arrays up to 16 MB, registries of functions, and instances by their attributes.
+2. Globals, defaults, closures and arguments count by value, also if they are mutable: scalars,
+   containers, arrays up to 16 MB, registries of functions, and instances by their attributes.
 3. What the code changes is a cache, and counts by type: a variable, item or attribute that a
    function changes which the step's call can reach. Changes at import do not make a cache.
 4. Instances of installed classes count by a text `meaning`, else by their attributes if these are
-   data. A warning names each other one, such as a model, tokenizer or client.
+   data. A warning names each other one, as a model, tokenizer or client.
 5. `version=` stands for code and arguments. The name of a step does not count.
 6. All values are kept as salted hashes. Keys and passwords do not count.
 """
@@ -258,7 +258,7 @@ def _meaning(value: Any) -> str | None:
 
 
 def _state(value: Any) -> dict[str, Any]:
-    """Return the attributes of an instance, those in slots too."""
+    """Return the attributes of an instance, also in slots."""
     state: Any = object.__getstate__(value)
     attributes, slots = state if isinstance(state, tuple) else (state, None)
     return {**(attributes or {}), **(slots or {})}
@@ -288,7 +288,7 @@ def _data(value: Any) -> Any:
         return value.__reduce_ex__(2)[:3]
     if state and not hasattr(value, "state_dict"):
         return state
-    # a constant, such as a device
+    # a constant, as a device
     if kind.__name__ == "dtype" or kind.__hash__ not in (None, object.__hash__):
         return ascii(value)
     raise TypeError("a change would not be noticed")
