@@ -139,7 +139,7 @@ class Subject:
         for settings in (
             {"on_oom": rng.choice(["split", "raise"])},
             {"max_queue_size": rng.choice([1, 4, 50]), "on_full": rng.choice(["wait", "raise"])},
-            {"queue_timeout_ms": rng.choice([0.5, 2.0, 1000.0])},
+            {"queue_timeout_ms": rng.choice([1.0, 2.0, 1000.0])},
             {"isolate_errors": True},
             {"on_batch": self._observe},
         ):
