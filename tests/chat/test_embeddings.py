@@ -258,7 +258,7 @@ def test_a_vector_of_another_length_than_the_first_is_an_error(server: ChatServe
 def test_a_text_that_is_always_refused_fails_alone(server: ChatServer) -> None:
     texts = texts_of(8)
     server.behave = spoiled(texts[5], refuse(429, retry_after_ms="20"))
-    client = server.embedder(max_workers=1, max_wait_s=1.0)
+    client = server.embedder(max_workers=1, max_wait_s=3.0)
     found = ask_together(client, texts)
     assert "the service answered 429" in str(found.pop(5))
     assert all(map(is_vector, found, texts[:5] + texts[6:]))

@@ -1,7 +1,7 @@
 """The join of a source with the committed results, in the order of the source.
 
 1. A row is in the result if all steps have a result for it; with `keep_failed` also if it failed:
-   then the columns of the steps are null, and `_error` has the reason.
+   then the columns that it lacks are null, and `_error` has the reason.
 2. The result has the kept columns of the source, then the output columns of the steps. A step's
    column takes the place of an earlier one of the same name.
 3. In a typed result each column has one type: the source's own, a declared one, or the narrowest
@@ -161,42 +161,40 @@ class Merge:
         """Return the columns of a window, its good rows, and letters for rows left out."""
         first, size = window.first, window.size
         chunks, places = self._locate(first, size)
-        ok = (chunks > 0).all(0)
-        ok[list(window.faults)] = False
+        chunks[:, list(window.faults)] = 0  # of an earlier run, which could read the row
+        shown = ok = (chunks > 0).all(0)
+        reasons: dict[int, str] = {}
+        if self.keep_failed:
+            failures = self.progress.failures(first, size)
+            reasons = {row - first: orjson.loads(error)["error"] for row, error in failures.items()}
+            shown = ok | np.isin(np.arange(size), list(reasons))
         kept = {
             name: self._kept_column(window, name) for name in self._kinds if self._is_kept(name)
         }
-        rows = np.flatnonzero(ok)
-        computed: dict[str, Any] = {}
+        computed: dict[str, tuple[Any, Any]] = {}  # values, and the place of each row among them
         for step, columns in enumerate(self.columns):
+            rows = np.flatnonzero(shown & (chunks[step] > 0))
+            back = np.full(size, -1)
+            back[rows] = np.arange(len(rows))
             read = self._read(step, chunks[step, rows], places[step, rows])
             for name, column in zip(columns.names, read, strict=True):
                 if self._last_steps[name] == step:  # no later step replaces it
-                    computed[name] = self._fit(window, name, column, rows)
-        back = np.full(size, -1)  # place of a row in `computed`
-        back[rows] = np.arange(len(rows))
+                    computed[name] = self._fit(window, name, column, rows), back
         odd = sorted([row for row in window.faults if ok[row]])  # found since
         ok[odd] = False
-        back[odd] = -1
         keys = self.progress.keys_of_rows(first, size) if odd else {}
         letters = [
             Letter(first + row, keys[first + row], letter_text("output", window.faults[row]))
             for row in odd
         ]
-        shown = ok
         if self.keep_failed:
-            failures = self.progress.failures(first, size)
-            reasons = {row - first: orjson.loads(error)["error"] for row, error in failures.items()}
             reasons |= {row: window.faults[row] for row in odd}
             kept[ERROR] = [reasons.get(row) for row in range(size)]
-            shown = ok | np.isin(np.arange(size), list(reasons))
         shown = np.flatnonzero(shown)
-        piece = {
-            name: _take(computed[name], back[shown])
-            if name in computed
-            else _take(kept[name], shown)
-            for name in self._kinds
-        }
+        piece = {}
+        for name in self._kinds:
+            column, back = computed.get(name) or (kept[name], np.arange(size))
+            piece[name] = _take(column, back[shown])
         return piece, int(ok.sum()), letters
 
     def _locate(self, first: int, size: int) -> Any:

@@ -249,6 +249,12 @@ def test_a_row_that_fails_in_a_later_step_is_not_computed_again_in_earlier_ones(
     assert (len(found), found[5]["both"]) == (300, "TEXT 5 5")
 
 
+def test_a_failed_row_that_is_kept_has_the_results_of_earlier_steps(tmp_path: Path) -> None:
+    chain(tmp_path, Upper(), Both(bad=[5]), failed="keep")
+    row = read(tmp_path / "out.parquet")[5]
+    assert (row["upper"], row["both"], row["_error"]) == ("TEXT 5", None, "ValueError: bad row 5")
+
+
 def test_a_run_that_begins_anew_goes_on_after_an_interruption(tmp_path: Path) -> None:
     chain(tmp_path, Upper(), Both())
 
