@@ -33,6 +33,10 @@ PARTS: Final = re.compile(
     "|^index_|compress|lru_|hash"
 )
 """Settings of parts that see more, or less, of a text than full attention does."""
+ALONE: Final = re.compile(r'"dynamic"|"longrope"|"lru_width"|"index_topk": \d')
+"""Settings of models that are wrong in batches, though not at once: positions that depend on the
+longest text, RecurrentGemma, and attention to tokens that an index chooses (HY v4).
+"""
 OF_WINDOWS: Final = re.compile("sliding_window$|sliding_window_pattern|max_window_layers")
 """Settings of windows that `layer_types` describes."""
 MOST_WINDOW: Final = 8192
@@ -71,9 +75,7 @@ def find_engine(model: Any, name: str) -> Any:
     numbers = map(int, re.findall(r"\b\d+\b", json.dumps([*parts.values()], default=str)))
     longest = max([each for each in numbers if each < positions], default=0)
     tokens = min(TOKENS, model.get_input_embeddings().num_embeddings)
-    is_dynamic = '"dynamic"' in written or '"longrope"' in written  # as long as the longest text
-    # RecurrentGemma is wrong in batches, for texts that cross its window late
-    if longest <= MOST_WINDOW and not is_dynamic and "lru_width" not in parts:
+    if longest <= MOST_WINDOW and not ALONE.search(written):
         sizes = [min(longest + more, positions - STEPS) for more in BEYOND] + [SHORT]
         texts = [[(7 * size + place) % tokens for place in range(size)] for size in sizes]
         with torch.no_grad(), suppress(Exception):  # the model fails alone: so will the texts
