@@ -133,7 +133,11 @@ class ActorWorker(Worker):
         try:
             value_of(*self._ask(actor, self._actors.payload))
         except BaseException as error:
-            self._actors.free.put(error)
+            if isinstance(error, WorkerDied) and "its node has died" in str(error):
+                self._end(actor)  # Ray had not noticed that this node was lost
+                self._build(self._new_actor())
+            else:
+                self._actors.free.put(error)
         else:
             self._actors.free.put(actor)
 
