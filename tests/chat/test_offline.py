@@ -95,7 +95,7 @@ def test_two_steps_share_the_limits_of_their_service(server: ChatServer, tmp_pat
     dest = tmp_path / "answers.jsonl"
     report = offline.Pipeline(*steps).run(rows_of(20), dest, key="id", watch=False)
     assert report.ok == 20
-    assert server.most_in_flight == 3
+    assert server.most_in_flight <= 3, "of one client for each step it would be 6"
     assert read(dest)[7]["second"] == "re: re: prompt 7"
 
 
