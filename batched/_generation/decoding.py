@@ -58,7 +58,6 @@ class Writer:
                 texts[:] = [texts[place] for place in places.keep(live)]
 
         while rows:
-            waiting += map(self._begin, rows.join())
             sizes = accumulate(len(text.prompt.ids) for text in waiting)
             count = max(1, bisect_right([*sizes], places.most_prefill))
             if entering := waiting[:count]:
@@ -66,7 +65,8 @@ class Writer:
                 texts += entering
                 self._add_tokens(entering, places.add([text.prompt.ids for text in entering]))
                 leave()
-            if texts:
+            waiting += map(self._begin, rows.join())
+            if len(waiting) < len(texts):  # otherwise more prompts first: they save steps
                 self._add_tokens(texts, places.step([text.last for text in texts]))
                 leave()
 

@@ -73,17 +73,15 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]  # transformers has no type
             at = rows.to(states.device), slice(None), positions.to(states.device)
             buffer[at] = states[0].transpose(0, 1)
 
-    def move(self, source: int, target: int, size: int) -> None:
-        """Move the first `size` tokens of a place to another place, and clear the rest of both.
+    def move(self, sources: Sequence[int], targets: Sequence[int], ends: slice) -> None:
+        """Move texts to other places, and clear the places at the end.
 
         A mask hides no NaN: its product with 0 is NaN.
         """
         for buffer in (self.keys, self.values):
             if buffer is not None:
-                if source != target:
-                    buffer[target, :, :size] = buffer[source, :, :size]
-                    buffer[target, :, size:] = 0
-                buffer[source] = 0
+                buffer[targets] = buffer[sources]
+                buffer[ends] = 0
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         del query_length  # 1, and counted in the sizes
@@ -170,13 +168,15 @@ class Places(Cache):  # type: ignore[misc]  # transformers has no types
 
     def keep(self, live: Sequence[int]) -> list[int]:
         """Remove the texts that are not live. Return the former places of the texts that stay."""
-        order = [*range(len(self.sizes))]
-        for place in sorted({*order}.difference(live), reverse=True):
-            last = len(self.sizes) - 1
-            for layer in self._own:
-                layer.move(last, place, self.sizes[last])
-            self.sizes[place], order[place] = self.sizes[last], order[last]
-            del self.sizes[last], order[last]
+        count = len(live)
+        gaps = sorted({*range(count)}.difference(live))
+        movers = [place for place in live if place >= count]
+        for layer in self._own:
+            layer.move(movers, gaps, slice(count, len(self.sizes)))
+        order = [*range(count)]
+        for gap, mover in zip(gaps, movers, strict=True):
+            order[gap] = mover
+        self.sizes = [self.sizes[place] for place in order]
         return order
 
     def _make_room(self) -> None:
