@@ -234,7 +234,7 @@ def _check_outputs(steps: Sequence[Step], source: Source) -> None:
     """Raise `SourceError` if a step would replace a column of the source."""
     names: Iterable[str] | None = source.columns
     if names is None:
-        window = next(source.windows(None, 1, required=[]), None)
+        window = next(source.windows(None, required=[]), None)
         names = window.columns if window else []
     for step in steps:
         if taken := {*names} & {*step.outputs}:

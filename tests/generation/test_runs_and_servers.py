@@ -107,6 +107,7 @@ def test_clients_that_leave_a_server_leave_the_batch_and_the_rest_get_their_text
             while generator.stats.cancelled < LEAVING:
                 await http.get("/openapi.json")
             left.set()
+            assert (await http.get("/write", params={"prompt": ""})).status_code == 400
             return await asyncio.gather(*clients)
 
     with (

@@ -23,13 +23,14 @@ import functools
 import hashlib
 import importlib.util
 import inspect
+import json
 import logging
 import re
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Set
 from inspect import isfunction, ismodule
-from types import FunctionType, MappingProxyType
+from types import FunctionType, MappingProxyType, MethodType
 from typing import Any
 
 from .syntax import walk
@@ -138,7 +139,11 @@ class _Reader:
         if isinstance(value, str | int | float | bytes | complex | None):
             return f"{type(value).__qualname__} {value!a}"
         inner = getattr(value, "__wrapped__", None)
-        if callable(inner) and not (isfunction(value) or _meaning(value)):
+        if callable(inner) and not (
+            isinstance(value, FunctionType | MethodType)
+            or self._counts(type(value).__module__)
+            or _meaning(value)
+        ):
             return self._describe(inner)
         if id(value) not in self._found:
             self._found[id(value)] = value, "itself"
@@ -192,6 +197,7 @@ class _Reader:
         for each, value in found.items():
             self.add(f"the variable {each} of {func.__qualname__}()", value, (id(func), each))
         names = {each for how, each in uses if how.endswith(_NAMES)}
+        imported = {each for how, each in uses if how.endswith("_FROM")}
         self._names |= names
         variables = {each for how, each in uses if how.endswith(_VARIABLES)}
         self._scope(scope, variables - found.keys(), names)
@@ -203,6 +209,9 @@ class _Reader:
             if how == "IMPORT_NAME" and (each[0] == "." or self._counts(each)):
                 try:
                     module = importlib.import_module(each, scope.get("__package__"))
+                    for name in imported - vars(module).keys():  # perhaps modules of a package
+                        with contextlib.suppress(ImportError):
+                            importlib.import_module(f"{module.__name__}.{name}")
                     self._scope(vars(module), names, names)
                 except Exception:
                     self.unread.add(f"the module {each}")
@@ -211,7 +220,8 @@ class _Reader:
             elif how == "change" and (each[0] in found or each[0] in names):
                 target = found.get(each[0], scope.get(each[0]))
                 places = [(id(vars(target) if ismodule(target) else target), each[1])]
-                if not self._counts(getattr(target, "__module__", "builtins")):
+                constant = isinstance(target, str | int | tuple | None)
+                if not (constant or self._counts(getattr(target, "__module__", "builtins"))):
                     places.append(id(target))
             if method not in _BUILDERS:
                 self._changes += [(method, place) for place in places]
@@ -226,12 +236,14 @@ class _Reader:
                 self._found[value, *names] = None
                 self._scope(vars(value), names, names)
 
-    def _class(self, cls: type) -> Iterator[str]:
+    def _class(self, cls: Any) -> Iterator[str]:
         yield cls.__qualname__
         if not self._counts(cls.__module__):
             return
         for name, value in _defaults(cls).items():
             self.add(f"the variable {name} of {cls.__qualname__}()", value)
+        with contextlib.suppress(Exception):  # a model of pydantic; sets have no order
+            yield from sorted(json.dumps(cls.model_json_schema()).split('"'))
         for base in cls.__bases__:
             self.add(f"its base class {base.__qualname__}", base)
         for name, member in sorted(vars(cls).items()):
@@ -239,8 +251,9 @@ class _Reader:
             functions = [func for func in parts if isfunction(func)]
             for func in functions:
                 yield from (name, type(member).__qualname__, *self._function(func, cls))
-            if not (functions or name[0] == name[-1] == "_"):
-                self.add(f"the attribute {name} of {cls.__qualname__}", member, (id(cls), name))
+            if not (functions or name[0] == name[-1] == "_" or (id(cls), name) in self._caches):
+                yield name
+                self.add(f"the attribute {name} of {cls.__qualname__}", member)
 
     def _counts(self, module: Any) -> bool:
         """Return whether code of `module` is part of the fingerprint."""

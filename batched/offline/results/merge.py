@@ -78,6 +78,7 @@ class Merge:
 
         `note_letters` gets the rows left out by rule 3; an error of it ends the merge.
         """
+        vars(self.progress).pop("chunk", None)  # steps may have changed values in memory
         is_typed = self.result.is_typed
         schema = self.source.schema
         names = [*filter(self._is_kept, self._kept if schema is None else schema.names)]

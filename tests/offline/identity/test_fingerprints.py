@@ -147,6 +147,40 @@ EDITS: dict[str, tuple[str, ...]] = {
         ),
         *("1", "2", "the attribute by of S"),
     ),
+    "a bound method below a decorator": (
+        (
+            "import functools\ndef d(f):\n @functools.wraps(f)\n def w(*a): return f(*a)\n return w\n"
+            "class S:\n def __init__(self, by): self.by = by\n"
+            " @d\n def embed(self, a): return a\nfn = S({}).embed"
+        ),
+        *("1", "2", "the attribute by of S"),
+    ),
+    "a setting of a class that decorates": (
+        (
+            "import functools\nclass Repeat:\n def __init__(self, n): self.n = n\n"
+            " def __call__(self, a): return a * self.n\n"
+            "def f(a): return a\nfn = functools.update_wrapper(Repeat({}), f)"
+        ),
+        *("1", "2", "the attribute n of Repeat"),
+    ),
+    "a None beside a default of None that becomes a list": (
+        (
+            "P = {}\ndef f(a, out=None):\n out = out or []\n out.append(a)\n return out\n"
+            "def fn(a): return f(a), P"
+        ),
+        *("None", "'x'", "the global P"),
+    ),
+    "an attribute that a class overrides": (
+        "class B:\n p = 'a'\n def __call__(self, a): return self.p\nclass fn(B):\n {}",
+        *("pass", "p = 'b'", "its code"),
+    ),
+    "a field of a pydantic class": (
+        (
+            "import pydantic\nclass S(pydantic.BaseModel):\n"
+            " p: str = pydantic.Field(description='{}')\ndef fn(a): return S.model_validate(a)"
+        ),
+        *("a", "b", "the global S"),
+    ),
     "an attribute that only the import changes": (
         (
             "class Prompts:\n def __init__(self): self.all = {{}}\n"
@@ -307,6 +341,22 @@ def test_an_edit_is_noticed_or_named(
             message.startswith("step 'embed': changes within") for message in caplog.messages
         )
         assert len(caplog.messages) == 3
+
+
+def test_an_edit_of_a_module_that_is_imported_from_a_package_is_noticed(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_package").mkdir()
+    files = {
+        "my_package/__init__": "",
+        "steps": "def fn(a):\n from my_package import prompts\n return prompts.P",
+    }
+    shown = []
+    for word in "ab":
+        for name in ("my_package", "my_package.prompts"):
+            monkeypatch.delitem(sys.modules, name, raising=False)
+        shown.append(load({**files, "my_package/prompts": f"P = '{word}'"}))
+    assert difference(*shown) == "step 'embed': the global P differs"
 
 
 ACCEPTED = {

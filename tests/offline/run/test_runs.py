@@ -305,6 +305,28 @@ def test_a_step_that_is_computed_anew_may_have_other_code(tmp_path: Path) -> Non
     assert (len(first.given), len(second.given)) == (300, 600)
 
 
+def test_a_step_that_changes_its_input_changes_no_result_of_an_earlier_run(tmp_path: Path) -> None:
+    def make(texts: list[str]) -> list[Any]:
+        return [np.array([3.0, 4.0]) for _ in texts]
+
+    def lengths(vectors: list[Any]) -> list[float]:
+        for vector in vectors:
+            vector /= np.linalg.norm(vector)
+        return [1.0] * len(vectors)
+
+    def run_all(version: int) -> offline.Report:
+        vectors = offline.Step(make, input="text", output="vector")
+        step = offline.Step(lengths, input="vector", output="length", version=version)
+        return offline.Pipeline(vectors, step).run(
+            rows_of(10), dest, key="id", watch=False, on_mismatch="recompute"
+        )
+
+    dest = tmp_path / "out.parquet"
+    run_all(1)
+    assert run_all(2).steps[0].ok == 0
+    assert read(dest)[0]["vector"] == [3.0, 4.0]
+
+
 def test_results_of_other_code_are_not_mixed(tmp_path: Path) -> None:
     rows, dest = rows_of(100), tmp_path / "out.parquet"
     run(Lengths(), rows, dest)

@@ -52,6 +52,12 @@ def test_a_limit_is_a_positive_number(tmp_path: Path) -> None:
         run(ROWS, tmp_path / "out.jsonl", limit=0)
 
 
+def test_a_column_of_the_second_row_is_not_replaced_either(tmp_path: Path) -> None:
+    rows = [ROWS[0], {**ROWS[1], "label": "of a person"}]
+    with pytest.raises(SourceError, match="has a column 'label' already"):
+        run(rows, tmp_path / "out.jsonl", output="label")
+
+
 @pytest.mark.parametrize("kind", ["list", "file", "table"])
 def test_an_output_replaces_a_column_of_the_source_only_if_told_so(
     kind: str, tmp_path: Path
