@@ -149,8 +149,8 @@ EDITS: dict[str, tuple[str, ...]] = {
     ),
     "a bound method below a decorator": (
         (
-            "import functools\ndef d(f):\n @functools.wraps(f)\n def w(*a): return f(*a)\n return w\n"
-            "class S:\n def __init__(self, by): self.by = by\n"
+            "import functools\ndef d(f):\n @functools.wraps(f)\n def w(*a): return f(*a)\n"
+            " return w\nclass S:\n def __init__(self, by): self.by = by\n"
             " @d\n def embed(self, a): return a\nfn = S({}).embed"
         ),
         *("1", "2", "the attribute by of S"),
