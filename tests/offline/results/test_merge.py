@@ -169,9 +169,8 @@ def test_any_order_of_the_source_gives_its_rows_and_the_usual_one_reads_each_chu
     monkeypatch.setattr(_merge, "WINDOW_ROWS", 30)
     for rows in (keys, order):
         case.note(rows)
-        chunk: Any = case.progress.chunk
-        chunk.cache_clear()
         found = case.merge([{"id": n} for n in rows], dest, key="id", columns=columns)
+        chunk: Any = case.progress.chunk
         read = chunk.cache_info().misses
         assert rows is order or read == 2 * len(keys) // batch
         expected = [plain(values[n]) for n in rows]
