@@ -426,10 +426,10 @@ class ClientRuntime(CallQueue):
                 take_wakers(calls, lost)
                 self._calls.clear()
                 self._blocked.clear()
-            wake_all(lost.values())
             for _ in calls:
                 self.recorder.count("lost")
                 self.notices.add("loss", f"a call was lost: {why}")
+            wake_all(lost.values())
         except BaseException:  # a signal handler has raised again
             self.abort(why, lost)
             raise
