@@ -13,6 +13,10 @@ from .settings import first_error
 
 BEGINNING: Final = re.compile(r"[{\[]")
 """First character of an object or a list of JSON."""
+CUT: Final = ("length", "model_length")
+"""Reasons for the end of a text that is as long as it may be; the second is Mistral's."""
+BROKEN_OFF: Final = ("error", "abort", "aborted", "insufficient_system_resource")
+"""Reasons for the end of a text that is not whole, of OpenRouter, vLLM, SGLang and DeepSeek."""
 LIST: Final = "items"
 """Property of the object by which a service is asked for a list."""
 
@@ -38,6 +42,11 @@ class Choice(BaseModel):
 
     message: Message | None = None
     finish_reason: Any = None
+
+    @property
+    def was_cut(self) -> bool:
+        """Whether the text has as many tokens as it may have."""
+        return self.finish_reason in CUT
 
 
 class Tokens(BaseModel):
@@ -91,28 +100,27 @@ def read_choice(answer: Answer, schema: Any) -> Any:
         raise Unusable("its answer has no message", again=True)
     if reason == "content_filter":
         raise Unusable("its filter held the answer back (content_filter)", again=False)
-    if reason == "error":
-        raise Unusable("it broke the answer off (finish_reason 'error')", again=True)
+    if reason in BROKEN_OFF:
+        raise Unusable(f"it broke the answer off (finish_reason {reason!r})", again=True)
     if message.refusal:
         raise Unusable(f"the model refused: {message.refusal}"[:500], again=False)
     content = message.content
     if isinstance(content, list):  # in parts
         parts = [part.get("text") for part in content if isinstance(part, Mapping)]
         content = "".join(part for part in parts if isinstance(part, str))
-    was_cut = reason == "length"
     if not isinstance(content, str) or not content.strip():
         raise Unusable(
             f"its answer has no text (content is {content!r:.60}, finish_reason {reason!r})",
-            again=not was_cut,
+            again=not choice.was_cut,
         )
     if schema is None:
         return content
     try:
         return _read_json(content, schema)
     except ValidationError as error:
-        if was_cut:
+        if choice.was_cut:
             raise Unusable(
-                "its JSON was cut off at the most tokens that it may have (finish_reason 'length')",
+                f"its JSON was cut off at the most tokens that it may have (finish_reason {reason!r})",
                 again=False,
             ) from None
         why = f"its JSON does not fit {schema.__name__}: {first_error(error)}"

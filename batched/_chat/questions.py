@@ -105,7 +105,7 @@ class ChatRequests(PromptPreparation):
             assert answer.choices is not None
             result = ChatAnswer(
                 result,
-                answer.choices[0].finish_reason == "length",
+                answer.choices[0].was_cut,
                 getattr(answer.usage, "prompt_tokens", None),
                 getattr(answer.usage, "completion_tokens", None),
                 request_id,

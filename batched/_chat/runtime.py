@@ -10,6 +10,7 @@ from typing import Any
 
 from .._core.scheduler import Batch, Request
 from .._function.function import BatchFunction, Parts
+from .._runtime.async_backend import current_loop
 from .._runtime.event_loop import EventLoopRuntime
 from .._runtime.settling import Settled, Wakers
 from .._runtime.timer_thread import daemon_thread
@@ -53,8 +54,33 @@ class ClientRuntime(EventLoopRuntime):
                 clients_loop().call_soon_threadsafe(item.give_up)
         return True
 
+    def wait(self, request: Request, waker: Any, /) -> None:
+        """Block this thread until the call has ended."""
+        self.check_wait()
+        super().wait(request, waker)
+
+    def check_wait(self) -> None:
+        """Note that this code is about to wait for a call.
+
+        Raises:
+            RuntimeError: the code might wait for itself, and so for ever.
+        """
+        if current_loop() is clients_loop():
+            raise RuntimeError(
+                f"{self.name} is called by a validator or by on_batch, on the thread that answers "
+                "the calls of all clients, and would wait for itself; call it with the answer"
+            )
+        super().check_wait()
+
     def _answer(self, batch: Batch, wakers: Wakers, settled: Settled) -> None:
-        """Wake the callers. A new thread wakes futures, because their callbacks may block."""
+        """Wake the callers, and end requests for lists that have failed.
+
+        A new thread wakes futures, because their callbacks may block.
+        """
+        for request in settled[1]:
+            if request.error is not None and request.listed:
+                for item in request.items:
+                    item.give_up()
         answer = partial(super()._answer, batch, wakers, settled)
         if not any(isinstance(waker, Future) for waker in wakers.values()):
             answer()

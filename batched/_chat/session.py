@@ -58,6 +58,8 @@ from a proxy in front of a service that is down.
 """
 OF_ALL: Final = (401, 403, 404)
 """HTTP statuses that no single item of a request is the cause of."""
+WRONG_ADDRESS: Final = (None, 404, 405)
+"""HTTP statuses, and none without an answer, of which the address may be the cause."""
 AGAIN: Final = (409, 425)
 """HTTP statuses of a request that collides with another one, or comes too early."""
 TOO_LARGE: Final = (413, 422)
@@ -70,7 +72,7 @@ CORRECTION: Final = (
 """Message to the model after JSON that does not fit."""
 CONNECT: Final = 4.0
 """Longest time until a connection stands (s)."""
-NO_CONNECTION: Final = ("ConnectError", "ConnectTimeout")
+NO_CONNECTION: Final = ("ConnectError", "ConnectTimeout", "ProxyError", "LocalProtocolError")
 """Errors of the HTTP client after which nothing was sent."""
 TELL: Final = 5.0
 """Time without an answer after which a warning says why calls wait (s)."""
@@ -111,6 +113,8 @@ class Session:
         """The service in this process."""
         # a local server accepts any key, and the official client requires one
         key: Any = self.settings.api_key or os.environ.get("OPENAI_API_KEY") or "none"
+        if isinstance(key, str):
+            key = key.strip()  # a file ends with a newline, which no header may have
         address = os.getpid(), self.settings.base_url.rstrip("/"), key
         if (found := _services.get(address)) is None:
             found = _services.setdefault(address, Service(*address[1:]))
@@ -129,13 +133,15 @@ class Session:
         found: Any = (await asyncio.gather(task, return_exceptions=True))[0]
         return [found] * len(items) if isinstance(found, BaseException) else found
 
-    async def _ask(self, items: list[Item], refused: float | None = None) -> list[Any]:
-        """Return the result, or the exception, for each item. `refused`: their first refusal."""
+    async def _ask(self, items: list[Item], whole: Request | None = None) -> list[Any]:
+        """Return the result, or the exception, for each item. `whole`: a request with more items."""
         kind, service, settings = self.kind, self.service, self.settings
         several = len(items) > 1
         if len(items) > kind.most_items or (several and self.tokens(items)[0] > kind.most_tokens):
-            return await self._halve(items, refused)
-        request = Request(self, items, refused or 0.0, refused is not None)
+            return await self._halve(items, whole)
+        request = Request(self, items, 0.0)
+        if whole is not None and whole.refused:  # its half waits as it would
+            request.since, request.refused, request.sent = whole.since, True, whole.sent
         while True:
             try:
                 reply = await service.send(request)
@@ -160,7 +166,7 @@ class Session:
             # errors of all items: wrong address or key, and no credit
             may_search = reply.status not in OF_ALL and (reply.again or reply.outcome != "refusal")
             if several and may_search and (is_last or is_late or reply.outcome == "time limit"):
-                found = await self._halve(items, request.since if request.refused else None)
+                found = await self._halve(items, request)
                 has_errors = any(isinstance(each, BaseException) for each in found)
                 if reply.status in TOO_LARGE and self.largest < len(items) and not has_errors:
                     kind.most_items = self.largest
@@ -177,9 +183,9 @@ class Session:
                 longest = min(MOST_BACKOFF, FIRST_BACKOFF * 2.0 ** (request.attempts - 1))
                 await asyncio.sleep(longest * (1 + random.random()) / 2)
 
-    async def _halve(self, items: list[Item], refused: float | None) -> list[Any]:
+    async def _halve(self, items: list[Item], whole: Request | None) -> list[Any]:
         half = (len(items) + 1) // 2
-        parts = [self._ask(part, refused) for part in (items[:half], items[half:])]
+        parts = [self._ask(part, whole) for part in (items[:half], items[half:])]
         return [*chain.from_iterable(await asyncio.gather(*parts))]
 
     def tokens(self, items: list[Item]) -> tuple[int, int]:
@@ -391,19 +397,22 @@ class Service:
 
 def _failure(error: Exception) -> Reply:
     """Classify an exception of the HTTP client."""
-    status = getattr(error, "status_code", None)
+    status, request = getattr(error, "status_code", None), getattr(error, "request", None)
+    at = ""
+    if request is not None and status in WRONG_ADDRESS:
+        at = f" at {request.url.netloc.decode()}{request.url.path}"
     if not isinstance(status, int):
         if not is_service_error(error):
             return Reply("nothing", error=error, cost=0.0)
         cause = error.__cause__
         is_sent = type(cause).__name__ not in NO_CONNECTION
         detail = f" ({type(cause).__name__}: {cause})" if cause else ""
-        why = f"no answer came: {error}{detail}"
+        why = f"no answer came{at}: {error}{detail}"
         return Reply("failure", error=error, why=why, again=True, cost=None if is_sent else 0.0)
     reply = Reply(
         "rejection",
         error=error,
-        why=f"the service answered {status}: "
+        why=f"the service answered {status}{at}: "
         f"{message_of(getattr(error, 'body', None) or str(error))}",
         request_id=getattr(error, "request_id", None),
         status=status,

@@ -15,7 +15,8 @@ _MESSAGES: Final = re.compile(
     r"(CUDA|HIP|MPS|XPU)( error: | backend | )out of memory"
     r"|DefaultCPUAllocator: (can't allocate|not enough) memory"
     r"|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED|HIPBLAS_STATUS_ALLOC_FAILED"
-    r"|RESOURCE_EXHAUSTED",  # jax
+    r"|RESOURCE_EXHAUSTED"  # jax
+    r"|CUDA failure 2: out of memory|Failed to allocate memory for requested buffer",  # ONNX
     re.IGNORECASE,
 )
 
@@ -34,7 +35,9 @@ def is_out_of_memory(error: BaseException) -> bool:
     # the errors of torch on CUDA, HIP and XPU have only the name in common
     if any(each.__name__ == "OutOfMemoryError" for each in kind.__mro__):
         return True
-    return issubclass(kind, RuntimeError) and _MESSAGES.search(str(error)) is not None
+    # the errors of ONNX Runtime have only their module in common
+    is_runtime = issubclass(kind, RuntimeError) or kind.__module__.startswith("onnxruntime")
+    return is_runtime and _MESSAGES.search(str(error)) is not None
 
 
 def release_memory(error: BaseException) -> None:

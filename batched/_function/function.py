@@ -118,7 +118,8 @@ class BatchFunction:
                     second.kind is second.POSITIONAL_OR_KEYWORD
                     and second.default is second.empty
                     and re.match(
-                        r"'?(typing\.)?[Ll]ist\b", inspect.formatannotation(second.annotation)
+                        r"'?([a-z.]+\.)?([Ll]ist|Sequence|Iterable|Collection)\b",
+                        inspect.formatannotation(second.annotation),
                     )
                 ):
                     raise TypeError(

@@ -29,8 +29,9 @@ SINGLE: Final = {str, bytes, int, float, bool, dict, tuple, type(None)}
 """Types of most items."""
 ITERABLES: Final = (Iterator, AsyncIterator, MappingView, deque, range, set)
 """Classes of objects that are more likely many items than one."""
-TABLES: Final = {"DataFrame", "Index", "Series"}
-"""More of these classes, of pandas and polars."""
+TABLES: Final = {"DataFrame", "Dataset", "Index", "Series", "Column", "Array", "ChunkedArray"}
+"""More of these classes, of the libraries `OF_TABLES`."""
+OF_TABLES: Final = ("pandas", "polars", "datasets", "pyarrow")
 
 
 def take_item(name: str, binder: Binder, kwargs: Keywords) -> Any:
@@ -172,10 +173,10 @@ class ItemRequestParser:
         """Raise a TypeError if `item` is more likely many items than one."""
         kind = type(item)
         classes = kind.__mro__
-        tables = {each.__name__ for each in classes if each.__module__[:6] in ("pandas", "polars")}
+        tables = {each.__name__ for each in classes if each.__module__.startswith(OF_TABLES)}
         if hasattr(kind, "read") or not (issubclass(kind, ITERABLES) or tables & TABLES):
             return
-        items = 'xs["column"]' if "DataFrame" in tables else "xs"
+        items = 'xs["column"]' if tables & {"DataFrame", "Dataset"} else "xs"
         raise TypeError(
             f"{self._name} was given one {kind.__name__}, which is more likely many items: pass "
             f"list({items}) or use {self._short}.map({items}); one item is {self._short}.submit(xs)"

@@ -231,13 +231,12 @@ def takes_arguments(function: Callable[..., Any], count: int) -> bool:
 
 def _length_of(name: str, item: Any) -> int:
     """Return `len(item)` for the function `name`, whose `max_batch_tokens` needs it."""
-    try:
-        return len(item)
-    except TypeError:
+    if isinstance(item, Mapping | tuple) or not hasattr(item, "__len__"):
         raise TypeError(
-            f"{name} has max_batch_tokens, which needs the length of each item, and len() takes no "
-            f"{type(item).__name__}; pass length=, a function that returns the length of an item"
-        ) from None
+            f"{name} has max_batch_tokens, which needs the length of each item, and len() does not "
+            f"tell that of a {type(item).__name__}; pass length=, a function that returns it"
+        )
+    return len(item)
 
 
 def is_kind(check: Callable[[object], bool], func: object) -> bool:

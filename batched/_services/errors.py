@@ -33,6 +33,9 @@ _TRANSIENT_STATUS: Final = {408, 429}
 _UNITS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 """Seconds of the units in a duration."""
 
+_UNIX_TIME: Final = 1e9
+"""Least number that is a moment, not a duration (s)."""
+
 _TRANSIENT_GRPC: Final = {"ABORTED", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "UNAVAILABLE"}
 
 _THROTTLING: Final = re.compile(
@@ -68,9 +71,11 @@ def retry_after(error: BaseException, now: datetime | None = None) -> float | No
     """Return the seconds that the service asks to wait, None if it names no time.
 
     The headers of the answer are `retry-after-ms`, `Retry-After`, which has seconds or a date, and
-    `x-ratelimit-reset-*`, which have durations such as `1m2.5s`: of what is used up, the longest.
+    `x-ratelimit-reset-*`, which have durations such as `1m2.5s`, or Unix times: of what is used up,
+    the longest.
     """
     try:
+        now = now or datetime.now(UTC)
         if (direct := _seconds(_read(error, "retry_after"))) is not None:
             return direct
         headers = {str(name).lower(): value for name, value in _headers(error).items()}
@@ -78,24 +83,27 @@ def retry_after(error: BaseException, now: datetime | None = None) -> float | No
             return milliseconds / 1000
         asked = headers.get("retry-after")
         if asked is None:
-            return _longest_reset(headers)
+            return _longest_reset(headers, now.timestamp())
         if (seconds := _seconds(asked)) is not None:
             return seconds
         moment = parsedate_to_datetime(str(asked))
         moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
-        return max(0.0, (moment - (now or datetime.now(UTC))).total_seconds())
+        return max(0.0, (moment - now).total_seconds())
     except Exception:  # raised by the code of the error's class, or by a wrong date
         return None
 
 
-def _longest_reset(headers: Mapping[str, Any]) -> float | None:
-    """Return the time until the limits that are used up are reset (s)."""
+def _longest_reset(headers: Mapping[str, Any], now: float) -> float | None:
+    """Return the time from `now` until the limits that are used up are reset (s)."""
     resets = []
     for name, value in headers.items():
         kind = name.removeprefix("x-ratelimit-reset-")
         if kind != name and _seconds(headers.get(f"x-ratelimit-remaining-{kind}")) == 0:
             parts = re.findall(r"([\d.]+)(ms|s|m|h|d|$)", str(value))
-            resets.append(sum(float(count) * _UNITS[unit] for count, unit in parts))
+            pause = sum(float(count) * _UNITS[unit] for count, unit in parts)
+            if pause > _UNIX_TIME:  # of seconds, or of milliseconds
+                pause = max(0.0, pause / (1 if pause < 1000 * _UNIX_TIME else 1000) - now)
+            resets.append(pause)
     return max(resets, default=None)
 
 

@@ -136,7 +136,7 @@ class FeatureCollator(Collator):
                 stream_wait(features.ready_events)
         batch.cells += width * rows
         batch.padding += short
-        if short and spec.unmasked and "mask" not in self._warned:
+        if batch.padding and spec.unmasked and "mask" not in self._warned:
             self._warned.add("mask")
             logger.warning(
                 "%s: %s is padded, and no mask among the features tells the function so: "

@@ -77,11 +77,10 @@ class FeatureParser:
                 features with different numbers of rows.
         """
         arrays: dict[str, Array] = dict(given.items())
-        padding = 0
+        ragged: dict[str, list[int]] = {}  # lengths of the rows of features that are lists
         for name, value in given.items():
             if isinstance(value, list) and value:
-                arrays[name], padded = self._stack(name, value)
-                padding += padded
+                arrays[name], ragged[name] = self._stack(name, value)
         key: list[Any] = []
         lengths: list[int] = []
         sizes: set[int] = set()
@@ -107,7 +106,10 @@ class FeatureParser:
             arrays[name] = _make_plain(arrays[name])
         widths = tuple(lengths)
         if spec.is_fixed:
+            if ragged:
+                self._check_ragged(spec, ragged)
             spec = self._fix(spec, widths)
+        padding = sum([len(own) * max(own) - sum(own) for own in ragged.values()])
         columns = arrays.values()
         if self._length is None:
             step = self._settings.pad_to_multiple_of
@@ -167,8 +169,20 @@ class FeatureParser:
                 f"{self._name}: {name} is of {array.dtype}, of which no batch can be made: {error}"
             ) from None
 
-    def _stack(self, name: str, rows: list[Any]) -> tuple[Array, int]:
-        """Return the array [rows, longest, ...] of `rows`, and the number of padded positions."""
+    def _check_ragged(self, spec: CallSpec, ragged: dict[str, list[int]]) -> None:
+        """Raise a CollationError if rows of a feature that is never padded differ in length."""
+        padded = [ragged.get(each.name) for each in spec.specs if not each.is_fixed]
+        for each in spec.specs:
+            own = ragged.get(each.name, [0])
+            if each.is_fixed and len({*own}) > 1 and (each.is_image or own not in padded):
+                raise CollationError(
+                    f"{self._name}: rows of {each.name} differ in length ({min(own)} and "
+                    f"{max(own)}), and only sequences are padded: features that are as long as "
+                    f"token ids, and those with a pad_token={{{each.name!r}: ...}}"
+                )
+
+    def _stack(self, name: str, rows: list[Any]) -> tuple[Array, list[int]]:
+        """Return the array [rows, longest, ...] of `rows`, and their lengths."""
         blocks: list[Array] = []
         specs: list[FeatureSpec] = []
         generic = find_imported("numpy", "generic")
@@ -183,10 +197,8 @@ class FeatureParser:
                     f"but the first, got {_describe(rows[0])} and {_describe(row)}"
                 )
         widths = [(*block.shape, 1)[1] for block in blocks]
-        width = max(widths)
         left = self._settings.padding_side == "left"
-        array = specs[0].join(blocks, len(rows), width, left=left)
-        return array, width * len(rows) - sum(widths)
+        return specs[0].join(blocks, len(rows), max(widths), left=left), widths
 
 
 def _make_plain(array: Array) -> Array:

@@ -88,6 +88,7 @@ class FeatureSpec:
         self.is_mask = is_named or (self.is_sequence and self.kind == "b")
         # rows are padded only with a feature of the same lengths: see `CallSpec.fix_lengths`
         self.is_fixed = self.is_sequence and not self.is_token and self.pad is None
+        self.is_image = len(self.trailing) >= IMAGE_AXES
         # the length of rows is rounded up to a multiple even if nothing is padded
         self.is_rounded = self.is_token
         self._element = self._fit_pad()
@@ -170,7 +171,7 @@ class CallSpec:
         for spec, width in pairs:
             if spec.is_fixed:
                 spec = copy.copy(spec)
-                other = None if len(spec.trailing) >= IMAGE_AXES else padded.get(width)
+                other = None if spec.is_image else padded.get(width)
                 spec.is_rounded = bool(other and other.is_rounded)
                 spec.follows = other.name if other else width
             specs.append(spec)
