@@ -26,12 +26,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # `nohup`, `&`, cron and some services start programs so, and their children inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-collect_ignore = (
-    ["connect", "integrations/test_offline_benchmark.py", "integrations/test_soak.py"]
-    if sys.platform == "win32"
-    else []
-)
-"""Tests of Unix sockets, and of benchmarks that Windows cannot run."""
+collect_ignore = ["connect", "integrations/test_soak.py"] if sys.platform == "win32" else []
+"""Tests of Unix sockets, and of a benchmark that Windows cannot run."""
 
 USUAL = (
     Scenario("threads", "asyncio"),

@@ -124,8 +124,3 @@ def test_the_command_is_installed(capsys: pytest.CaptureFixture[str]) -> None:
     [script] = entry_points(group="console_scripts", name="batched")
     assert script.load()([]) == 0
     assert capsys.readouterr().out.startswith("usage: batched [-h]")
-
-
-def test_the_usage_names_the_command_as_typed() -> None:
-    ended = run(IN_PLACE.parent, "-m", "batched")
-    assert ended.stdout.startswith("usage: python -m batched [-h]")

@@ -71,6 +71,6 @@ def test_right_uses_have_their_types_and_wrong_ones_are_rejected(
         for number, line in enumerate(path.read_text().splitlines(), 1)
         if line.endswith("# wrong")
     ]
-    assert len(wrong) == 62
+    assert len(wrong) == 45
     found = check()
     assert sorted(found) == wrong, found

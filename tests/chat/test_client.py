@@ -1,13 +1,13 @@
-"""Calls of a chat client, answered by a real server without faults."""
+"""Calls of a chat client, answered by a real server."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import gc
-import json
 import os
 import pickle
+import random
 import subprocess
 import sys
 import threading
@@ -16,23 +16,19 @@ from typing import Any
 
 import pytest
 
-import batched
-from batched._chat.items import Item
+from batched._chat.items import Item, Request
 from batched._chat.runtime import clients_loop
 from batched._services.prompts import Prompt
 from batched.chat import ChatAnswer, ChatClient
-from batched.errors import BatcherClosed, EndpointError
+from batched.errors import EndpointError
 from chat_server import Asked, ChatServer, Person, Reply, answer, refuse
 
 
-def threads_of(name: str) -> list[threading.Thread]:
-    return [each for each in threading.enumerate() if each.name.startswith(f"batched-{name}")]
-
-
 def wait_for_threads(name: str) -> None:
-    for thread in threads_of(name):
+    threads = [each for each in threading.enumerate() if each.name.startswith(f"batched-{name}")]
+    for thread in threads:
         thread.join(10)
-    assert not threads_of(name)
+    assert not any(thread.is_alive() for thread in threads)
 
 
 # ---------------------------------------------------------------- ways of calling
@@ -47,25 +43,6 @@ def test_a_list_of_messages_is_one_prompt_and_any_other_list_is_several(server: 
     assert client([]) == []
     assert client.submit(chat).result(10) == "re: two"
     assert list(client.map(both)) == ["re: one", "re: two"]
-
-
-def test_threads_and_coroutines_share_the_requests_of_one_client(server: ChatServer) -> None:
-    client = server.client(max_workers=5)
-    prompts = [f"prompt {number}" for number in range(20)]
-
-    async def ask_all() -> list[Any]:
-        return await asyncio.gather(*(client.acall(f"{prompt}, async") for prompt in prompts))
-
-    server.hold()
-    with ThreadPoolExecutor(8) as callers:
-        waiting = callers.submit(asyncio.run, ask_all())
-        answers = callers.map(client, prompts)
-        server.until(lambda: server.in_flight == 5)
-        server.release()
-        assert list(answers) == [f"re: {prompt}" for prompt in prompts]
-        assert waiting.result(20) == [f"re: {prompt}, async" for prompt in prompts]
-    assert client.stats.total_processed == 40
-    assert server.most_in_flight == 5
 
 
 def test_parameters_of_a_call_override_parameters_of_the_client(server: ChatServer) -> None:
@@ -102,21 +79,11 @@ def test_secrets_are_not_shown(server: ChatServer) -> None:
     assert client.options["base_url"].startswith("http://***@127.0.0.1")
 
 
-def test_results_with_a_schema_are_its_instances(server: ChatServer) -> None:
-    server.behave = lambda asked: Reply('{"name": "Ann", "age": 7}')
-    assert server.client(schema=Person)("who?") == Person(name="Ann", age=7)
-    wanted = server.requests[0].body["response_format"]
-    assert wanted["type"] == "json_schema"
-    assert wanted["json_schema"]["name"] == "Person"
-    assert wanted["json_schema"]["schema"]["required"] == ["name", "age"]
-
-
 def test_details_tell_whether_an_answer_was_cut_off(server: ChatServer) -> None:
     server.behave = lambda asked: Reply("half of", reason="length" if asked.number else "stop")
     client = server.client(details=True)
     assert client("one") == ChatAnswer("half of", False, 10, 5, "req_0")
     assert client("two").was_cut
-    assert client.meaning != server.client().meaning
 
 
 # ---------------------------------------------------------------- limits of the service
@@ -124,17 +91,19 @@ def test_details_tell_whether_an_answer_was_cut_off(server: ChatServer) -> None:
 
 def test_clients_of_one_service_share_its_limits(server: ChatServer) -> None:
     client = server.client(max_workers=4, tokens_per_minute=1_000_000)
+    embedder = server.embedder(max_workers=4, max_inputs=1)
     with client.with_options(system="be brief") as brief, server.client(max_workers=4) as other:
-        clients = [client, brief, other]
-        assert [each("first") for each in clients] == ["re: first"] * 3
+        clients: list[Any] = [client, brief, other, embedder]
+        for each in clients:
+            each("first")
         server.hold()
         answers = [each.submit(f"prompt {n}") for each in clients for n in range(8)]
         server.until(lambda: server.in_flight == 4)
         server.release()
-        assert len([future.result(10) for future in answers]) == 24
+        assert len([future.result(10) for future in answers]) == 32
         assert server.most_in_flight == 4
-        assert [each.usage.limit for each in clients] == [4, 4, 4]
-        assert [each.usage.requests for each in clients] == [9, 9, 9]
+        assert [each.usage.limit for each in clients] == [4] * 4
+        assert [each.usage.requests for each in clients] == [9] * 4
 
 
 def test_the_strictest_client_of_a_service_sets_its_limits(server: ChatServer) -> None:
@@ -181,16 +150,6 @@ def test_a_cancelled_task_ends_its_request_and_frees_its_place(server: ChatServe
     assert asyncio.run(cancel()) == "re: next"
     assert [asked.prompt for asked in server.requests] == ["given up", "next"]
     server.until(lambda: server.in_flight == 0)
-
-
-def test_a_call_that_waits_for_its_next_attempt_can_be_cancelled(server: ChatServer) -> None:
-    server.behave = lambda asked: refuse(429, retry_after="50")
-    client = server.client()
-    future = client.submit("one")
-    server.until(lambda: server.statuses[429] == 1 and server.in_flight == 0)
-    assert future.cancel()
-    client.shutdown()
-    assert len(server.requests) == 1
 
 
 def test_a_callback_of_a_future_may_call_the_client(server: ChatServer) -> None:
@@ -243,9 +202,6 @@ def test_a_request_whose_cost_is_not_told_counts_with_its_estimate(
     assert len(server.requests) == 1 + 5
     assert client.usage.cost == pytest.approx(0.105)
     assert any("may exceed max_cost=0.11" in str(each) for each in found)
-    client.spent = 0.2  # as a run over a dataset sets it
-    with pytest.raises(EndpointError, match="of which 0.2 is spent"):
-        client("last")
 
 
 def test_the_request_for_a_correction_costs_what_it_has_to_repeat(server: ChatServer) -> None:
@@ -275,15 +231,11 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
     (" \n", {}, "chat got an empty prompt"),
     ([], {}, "chat got an empty chat; it needs at least one message"),
     ([{"role": "boss", "content": "x"}], {}, "message 0 has the role 'boss'; roles are system"),
-    ([{"content": "x"}], {}, "message 0 has the role None"),
     ([{"role": "user", "content": "x"}, "y"], {}, "message 1 of a chat must be a dict"),
-    ([1, 2, 3], {}, "message 0 of a chat must be a dict with role and content, got 1"),
     ({"role": "user", "content": "x"}, {}, "takes a text or a list of messages, got {'role'"),
     ("x", {"temprature": 1}, "no parameter 'temprature'; did you mean 'temperature'?"),
     ("x", {"zzz": 1}, "'zzz'; parameters of this service alone go into extra_body={...}"),
-    ("x", {"n": 2}, "chat: n cannot be set; a call has one answer"),
     ("x", {"tools": []}, "chat: tools cannot be set; a client calls no tools"),
-    ("x", {"tool_choice": "auto"}, "chat: tool_choice cannot be set; a client calls no tools"),
 ]
 
 
@@ -298,29 +250,15 @@ def test_a_wrong_call_gets_one_sentence_and_is_not_sent(server: ChatServer) -> N
     assert len(server.requests) == 1
 
 
-def test_a_prompt_that_cannot_be_encoded_fails_alone_and_at_once(server: ChatServer) -> None:
-    client = server.client(max_workers=1)
-    with pytest.raises(UnicodeEncodeError):
-        client("half a pair: \ud800")
-    with pytest.raises(TypeError):
-        client([{"role": "user", "content": object()}])
-    assert client("one") == "re: one"
-    assert client.usage.retries == 0
-
-
 WRONG_SETTINGS: list[tuple[dict[str, Any], str]] = [
     ({"base_url": "localhost"}, "base_url: String should begin with http:// or https://"),
-    ({"model": ""}, "model: String should have at least 1 character, got ''"),
     ({"api_key": 1}, "api_key.constrained-str: Input should be a valid string"),
     ({"requests_per_minute": 1.5}, "requests_per_minute: Input should be a valid integer"),
     ({"timeout_s": 0}, "timeout_s: Input should be greater than or equal to 0.001, got 0"),
     ({"max_wait_s": float("inf")}, "max_wait_s: Input should be a finite number, got inf"),
     ({"prices": (1, -1)}, "prices.1: Input should be greater than or equal to 0, got -1"),
-    ({"tools": [{}]}, "m: tools cannot be set; a client calls no tools"),
     ({"max_cost": 1.0}, "m: max_cost needs the prices of tokens"),
-    ({"max_worker": 3}, "no parameter 'max_worker'; did you mean 'max_workers'?"),
     ({"max_retries": 3}, "no parameter 'max_retries'; did you mean 'attempts'?"),
-    ({"on_full": "drop"}, "on_full"),
     ({"schema": Person, "response_format": {}}, "response_format cannot be set; it is made of"),
 ]
 
@@ -360,51 +298,19 @@ def test_other_options_and_a_pickle_make_another_client(server: ChatServer) -> N
         assert other("one") == "re: one"
     assert server.requests[0].body["temperature"] == 1.0
     assert (other.options["max_workers"], client.options["max_workers"]) == (2, 4)
-    assert "api_key" not in client.options
     assert client.with_options(**client.options).meaning == client.meaning
     with pickle.loads(pickle.dumps(client)) as copy:
         assert copy("two") == "re: two"
         assert copy.options == client.options
     assert (other.__name__, ChatClient(server.url, "a-model").__name__) == ("other", "a-model")
-    assert repr(client) == f"<ChatClient of a-model at {server.url}>"
 
 
-def test_the_meaning_has_no_address_and_no_key(server: ChatServer) -> None:
-    settings: dict[str, Any] = {"temperature": 0, "schema": Person, "system": "be brief"}
-    secret = {"extra_headers": {"x-key": "sk-header"}, "api_key": "sk-secret"}
-    meaning = server.client(**settings, **secret).meaning
-    assert "sk-" not in meaning
-    assert server.url not in meaning
-    assert json.loads(meaning)["parameters"] == {"temperature": 0, "extra_headers": None}
-    assert server.client(**settings, max_workers=9).meaning == meaning
-    for change in ({"temperature": 1}, {"schema": None}, {"system": "be kind"}):
-        assert server.client(**{**settings, **change}).meaning != meaning
-
-
-def test_a_client_as_class_attribute_is_not_bound(server: ChatServer) -> None:
-    client = server.client()
-    assert isinstance(client, batched.Batched)
-
-    class Holder:
-        ask = client
-
-    assert Holder().ask is client
+def test_schema_system_message_and_details_are_part_of_the_meaning(server: ChatServer) -> None:
+    settings: list[dict[str, Any]] = [{}, {"schema": Person}, {"system": "x"}, {"details": True}]
+    assert len({server.client(**each).meaning for each in settings}) == 4
 
 
 # ---------------------------------------------------------------- from the first call to the last
-
-
-def test_a_closed_client_refuses_calls_until_it_is_opened_again(server: ChatServer) -> None:
-    client = server.client()
-    client("one")
-    client.shutdown()
-    with pytest.raises(BatcherClosed, match="chat was shut down"):
-        client("two")
-    with client:
-        assert client("three") == "re: three"
-        assert client("four") == "re: four"
-    assert not threads_of("chat")
-    assert server.connections == 1  # a pause ends no connection
 
 
 def test_shutdown_finishes_accepted_calls_and_ends_its_threads(server: ChatServer) -> None:
@@ -439,7 +345,7 @@ def test_ended_calls_leave_no_objects(server: ChatServer, quick: None) -> None:
     # the loop's present turn, in which the last task ends
     asyncio.run_coroutine_threadsafe(asyncio.sleep(0), clients_loop()).result(10)
     gc.collect()
-    left = [each for each in gc.get_objects() if type(each) is Item]
+    left = [each for each in gc.get_objects() if type(each) in (Item, Request)]
     assert not left
 
 
@@ -477,3 +383,66 @@ for number in range(6):
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert sorted(done.stdout.split("\n")[:-1]) == [f"re: prompt {number}" for number in range(6)]
+
+
+# ---------------------------------------------------------------- many calls, and many faults
+
+
+@pytest.mark.slow
+@pytest.mark.once
+@pytest.mark.timeout(500)
+def test_each_of_five_thousand_prompts_has_its_own_answer_or_its_own_error(
+    server: ChatServer,
+) -> None:
+    prompts = [f"prompt {number}" for number in range(5000)]
+    bad, half = {*prompts[::200]}, len(prompts) // 2
+    pause = 0.6
+    pauses: list[float] = []
+    faults = [
+        *(refuse(500), refuse(502), Reply(end="reset"), Reply("x", end="half"), Reply(None)),
+        *(Reply(body=b'{"choices": [{"me'), Reply(body={"choices": []}), Reply("")),
+        *(Reply("x", end="hang"), Reply("x", end="trickle")),
+    ]
+
+    def behave(asked: Asked) -> Reply:
+        if asked.prompt in bad:
+            return refuse(400)
+        chance = random.Random(f"{asked.prompt} {asked.before}").random()
+        if asked.before > 2 or chance > 0.08:
+            return answer(asked)
+        if chance < 0.005:
+            if not asked.before:  # a later one may be the prompt's own, and hold no other
+                pauses.append(asked.moment)
+            return refuse(429, retry_after_ms=str(int(pause * 1000)))
+        if chance < 0.012:
+            return Reply(answer(asked).text, after=1)
+        return faults[int(chance * 1e6) % len(faults)]
+
+    server.behave = behave
+    client = server.client(max_workers=30, timeout_s=3)
+
+    def ask(prompt: str) -> Any:
+        try:
+            return client(prompt)
+        except EndpointError as error:
+            return error
+
+    async def ask_rest() -> list[Any]:
+        return await asyncio.gather(
+            *(client.acall(prompt) for prompt in prompts[half:]), return_exceptions=True
+        )
+
+    with ThreadPoolExecutor(33) as callers:
+        loop = callers.submit(asyncio.run, ask_rest())
+        outcomes = [*callers.map(ask, prompts[:half]), *loop.result()]
+    found = dict(zip(prompts, outcomes, strict=True))
+    errors = {prompt: error for prompt, error in found.items() if isinstance(error, Exception)}
+    assert set(errors) == bad
+    for error in errors.values():
+        assert isinstance(error, EndpointError)
+        assert "the service answered 400: not now [request req_" in str(error)
+    assert found == {prompt: errors.get(prompt, f"re: {prompt}") for prompt in prompts}
+    assert server.most_in_flight <= 30
+    for start in pauses:
+        early = [each for each in server.moments if start < each < start + pause]
+        assert len(early) <= 2 * 30  # on their way, or sent before the refusal was read

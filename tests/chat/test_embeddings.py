@@ -6,6 +6,7 @@ import asyncio
 import math
 import random
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -75,21 +76,14 @@ def test_vectors_are_found_by_their_index(server: ChatServer) -> None:
     found[0][0] = 1.0  # the vector is the caller's own
 
 
-def test_parameters_are_sent_and_are_part_of_the_meaning(server: ChatServer) -> None:
-    client = server.embedder(dimensions=2, api_key="sk-secret")
-    client("one")
-    body = server.requests[0].body
-    assert (body["model"], body["dimensions"], body["input"]) == ("a-model", 2, ["one"])
-    assert client.meaning != client.with_options(dimensions=3).meaning
-    assert "sk-" not in client.meaning
-    assert repr(client) == f"<EmbeddingClient of a-model at {server.url}>"
-
-
-def test_usage_counts_tokens_and_their_price(server: ChatServer) -> None:
-    client = server.embedder(price=2.0)
+def test_parameters_are_sent_and_tokens_are_counted(server: ChatServer) -> None:
+    client = server.embedder(dimensions=2, price=2.0)
     client(["one", "three"])
+    body = server.requests[0].body
+    assert (body["model"], body["dimensions"], body["input"][0]) == ("a-model", 2, "one")
     assert client.usage.prompt_tokens == 8
     assert client.usage.cost == pytest.approx(16e-6)
+    assert client.meaning != client.with_options(dimensions=3).meaning
 
 
 def test_a_wrong_call_or_setting_is_refused_in_one_sentence(server: ChatServer) -> None:
@@ -108,7 +102,6 @@ def test_a_wrong_call_or_setting_is_refused_in_one_sentence(server: ChatServer) 
     settings: list[tuple[dict[str, Any], str]] = [
         ({"max_inputs": 0}, "max_inputs: Input should be greater than or equal to 1, got 0"),
         ({"count_tokens": 3}, "count_tokens: Input should be callable, got 3"),
-        ({"dimension": 3}, "no parameter 'dimension'; did you mean 'dimensions'?"),
         ({"input": "x"}, "input cannot be set; it is made of the texts"),
     ]
     for setting, message in settings:
@@ -120,42 +113,10 @@ def test_a_wrong_call_or_setting_is_refused_in_one_sentence(server: ChatServer) 
 # ---------------------------------------------------------------- texts in requests
 
 
-def test_texts_of_many_callers_share_requests(server: ChatServer) -> None:
-    client, texts = server.embedder(max_workers=1, max_inputs=8), texts_of(15)
-    assert all(map(is_vector, ask_together(client, texts), texts))
-    assert sum(len(asked.texts) for asked in server.requests) == 15
-    assert max(len(asked.texts) for asked in server.requests) == 8
-    assert len(server.requests) <= 4
-
-
-def test_a_request_has_at_most_max_inputs_and_max_tokens(server: ChatServer) -> None:
-    texts = ["x" * random.Random(number).randint(1, 60) for number in range(200)]
-    client = server.embedder(max_inputs=9, max_tokens=200, max_workers=12)
-    found = ask_together(client, texts)
-    assert all(map(is_vector, found, texts))
-    sizes = [(len(asked.texts), sum(map(len, asked.texts))) for asked in server.requests]
-    assert max(size for size, _ in sizes) <= 9
-    assert max(tokens for _, tokens in sizes) <= 200
-    least = max(math.ceil(200 / 9), math.ceil(sum(map(len, texts)) / 200))
-    assert len(sizes) <= 1.5 * least
-
-
 def test_tokens_are_estimated_from_characters_without_a_function(server: ChatServer) -> None:
     client = server.embedder(count_tokens=None, max_tokens=30)
     client(["x" * 80] * 3)  # 21 tokens each
     assert [len(asked.texts) for asked in server.requests] == [1, 1, 1]
-
-
-def test_chats_and_texts_share_the_limits_of_their_service(server: ChatServer) -> None:
-    embedder, chat = server.embedder(max_workers=3, max_inputs=1), server.client(max_workers=3)
-    server.hold()
-    embedder.usage, chat.usage  # noqa: B018 -- now both clients have joined the service
-    futures: list[Any] = [embedder.submit(text) for text in texts_of(5)]
-    futures += [chat.submit(text) for text in texts_of(5)]
-    server.until(lambda: server.in_flight == 3)
-    server.release()
-    assert len([future.result(10) for future in futures]) == 10
-    assert server.most_in_flight == 3
 
 
 def test_a_call_that_is_given_up_leaves_the_other_texts_of_its_request(server: ChatServer) -> None:
@@ -164,42 +125,43 @@ def test_a_call_that_is_given_up_leaves_the_other_texts_of_its_request(server: C
     first = client.submit("first")
     server.until(lambda: server.in_flight == 1)
     kept, given_up = client.submit("kept"), client.submit("given up")
-    server.behave = lambda asked: Reply(end="hang") if asked.number == 2 else answer(asked)
+    cancelled: list[bool] = []
+
+    def behave(asked: Asked) -> Reply:
+        if "kept" in asked.texts:
+            cancelled.append(given_up.cancel())
+        return answer(asked)
+
+    server.behave = behave
     server.release()
     first.result(10)
     assert is_vector(kept.result(10), "kept")
-    assert is_vector(given_up.result(10), "given up")
-    hanging = client.submit("hanging")
-    server.until(lambda: server.in_flight == 1)
-    assert hanging.cancel()
-    server.until(lambda: server.in_flight == 0)
+    assert cancelled == [given_up.cancelled()] == [True]
+    assert len(server.requests) == 2
 
 
 # ---------------------------------------------------------------- faults
 
 
-@pytest.mark.parametrize("reply", [refuse(400), Reply(body={"error": "bad"})])
+@pytest.mark.parametrize(
+    ("bad", "reply"),
+    [({21}, refuse(400)), ({21}, Reply(body={"error": "bad"})), ({3, 4}, refuse(400))],
+    ids=["refused", "answered with an error", "two"],
+)
 def test_a_bad_text_is_found_by_halves_and_costs_that_text_alone(
-    server: ChatServer, reply: Reply
+    server: ChatServer, bad: set[int], reply: Reply
 ) -> None:
     texts = texts_of(32)
-    server.behave = spoiled(texts[21], reply)
+    spoils = {texts[place] for place in bad}
+    server.behave = lambda asked: answer(asked) if spoils.isdisjoint(asked.texts) else reply
     found = ask_together(server.embedder(attempts=1, max_workers=1), texts)
-    error = found.pop(21)
-    assert isinstance(error, EndpointError)
-    assert not error.is_service
-    assert all(map(is_vector, found, texts[:21] + texts[22:]))
-    assert len(server.requests) <= 2 + 2 * 5  # each half that fails is halved again
-
-
-def test_two_bad_texts_are_found_in_one_request(server: ChatServer) -> None:
-    texts = texts_of(20)
-    bad = {texts[3], texts[4]}
-    server.behave = lambda asked: refuse(400) if bad & {*asked.texts} else answer(asked)
-    client = server.embedder(max_workers=1)
-    found = dict(zip(texts, ask_together(client, texts), strict=True))
-    assert {text for text, each in found.items() if isinstance(each, EndpointError)} == bad
-    assert all(is_vector(each, text) for text, each in found.items() if text not in bad)
+    for place, text in enumerate(texts):
+        if place in bad:
+            assert isinstance(found[place], EndpointError)
+            assert not found[place].is_service
+        else:
+            assert is_vector(found[place], text)
+    assert len(server.requests) <= 2 + 2 * 5 * len(bad)  # each half that fails is halved again
 
 
 def test_a_text_that_cannot_be_encoded_fails_alone(server: ChatServer) -> None:
@@ -217,20 +179,28 @@ def test_an_error_of_the_client_is_not_searched_for_in_the_texts(server: ChatSer
     assert len(server.requests) <= 2
 
 
-def test_a_text_that_is_never_answered_ends_by_its_time_limit_alone(server: ChatServer) -> None:
+@pytest.mark.parametrize(
+    ("reply", "settings", "why"),
+    [
+        (Reply(end="hang"), {"timeout_s": 1, "attempts": 1}, "came within 1 s (timeout_s)"),
+        (refuse(429, retry_after_ms="20"), {"max_wait_s": 3.0}, "the service answered 429"),
+    ],
+    ids=["never answered", "always refused"],
+)
+def test_a_text_that_gets_no_answer_fails_alone(
+    server: ChatServer, reply: Reply, settings: dict[str, Any], why: str
+) -> None:
     texts = texts_of(8)
-    server.behave = spoiled(texts[5], Reply(end="hang"))
-    client = server.embedder(timeout_s=1, attempts=1, max_workers=1)
-    found = ask_together(client, texts)
-    error = found.pop(5)
-    assert "no whole answer came within 1 s (timeout_s)" in str(error)
+    server.behave = spoiled(texts[5], reply)
+    found = ask_together(server.embedder(max_workers=1, **settings), texts)
+    assert why in str(found.pop(5))
     assert all(map(is_vector, found, texts[:5] + texts[6:]))
 
 
 @pytest.mark.parametrize(
     "reply",
     [
-        *(refuse(429, retry_after_ms="20"), refuse(500), Reply(end="reset")),
+        refuse(500),
         *(Reply(body={"data": []}), Reply(body={"data": None})),
         *(Reply(body={"data": [{"embedding": [1.0]}] * 2}), Reply(body={"data": [[1.0]]})),
         Reply(body={"data": [{"embedding": []}]}),
@@ -253,15 +223,6 @@ def test_a_vector_of_another_length_than_the_first_is_an_error(server: ChatServe
     server.behave = lambda asked: Reply(body={"data": [{"embedding": [1.0]}]})
     with pytest.raises(EndpointError, match="of the lengths {1, 2}"):
         client("two")
-
-
-def test_a_text_that_is_always_refused_fails_alone(server: ChatServer) -> None:
-    texts = texts_of(8)
-    server.behave = spoiled(texts[5], refuse(429, retry_after_ms="20"))
-    client = server.embedder(max_workers=1, max_wait_s=3.0)
-    found = ask_together(client, texts)
-    assert "the service answered 429" in str(found.pop(5))
-    assert all(map(is_vector, found, texts[:5] + texts[6:]))
 
 
 def test_a_client_learns_how_many_texts_a_service_takes(server: ChatServer) -> None:
@@ -296,20 +257,15 @@ def test_a_client_is_a_step_of_an_offline_run(server: ChatServer, tmp_path: Path
     offline = pytest.importorskip("batched.offline")
     texts = texts_of(100)
     server.behave = spoiled(texts[40], refuse(400))
-    client = server.embedder(max_inputs=16)
     rows = [{"id": number, "text": text} for number, text in enumerate(texts)]
-    step = offline.Step(client, input="text", output="vector")
+    step = offline.Step(server.embedder(max_inputs=16), input="text", output="vector")
     dest = tmp_path / "vectors.parquet"
     report = offline.Pipeline(step).run(rows, dest, key="id", watch=False)
-    assert (report.ok, report.failed) == (99, 1)
-    (letter,) = report.dead_letters()
-    assert letter["key"] == 40
+    assert (report.ok, [letter["key"] for letter in report.dead_letters()]) == (99, [40])
     import pyarrow.parquet
 
-    table = pyarrow.parquet.read_table(dest).to_pylist()
-    assert {row["text"]: row["vector"] for row in table} == {
-        text: vector_of(text) for text in texts if text != texts[40]
-    }
+    found = pyarrow.parquet.read_table(dest)["vector"].to_pylist()
+    assert found == [vector_of(text) for text in texts if text != texts[40]]
 
 
 # ---------------------------------------------------------------- many callers
@@ -352,24 +308,19 @@ def test_each_of_many_callers_gets_its_own_vectors_or_errors(
     def in_thread(share: list[str]) -> list[Any]:
         return list(client.map(share, return_exceptions=True))
 
-    async def on_loop() -> list[Any]:
-        async def call(share: list[str]) -> list[Any]:
-            calls = map(client.acall, share)
-            return await asyncio.gather(*calls, return_exceptions=True)
+    async def on_loop(share: list[str]) -> list[Any]:
+        return await asyncio.gather(*map(client.acall, share), return_exceptions=True)
 
-        return [*await asyncio.gather(*map(call, shares[callers // 2 :]))]
+    async def on_loops(shares: list[list[str]]) -> list[list[Any]]:
+        return await asyncio.gather(*map(on_loop, shares))
 
     with ThreadPoolExecutor(callers) as pool:
-        loop = pool.submit(asyncio.run, on_loop())
+        loop = pool.submit(asyncio.run, on_loops(shares[callers // 2 :]))
         found = [*pool.map(in_thread, shares[: callers // 2]), *loop.result()]
-    errors = {}
-    for share, vectors in zip(shares, found, strict=True):
-        for text, vector in zip(share, vectors, strict=True):
-            if isinstance(vector, Exception):
-                errors[text] = str(vector)
-            else:
-                assert is_vector(vector, text)
+    outcomes = dict(zip(chain(*shares), chain(*found), strict=True))
+    errors = {text: str(each) for text, each in outcomes.items() if isinstance(each, Exception)}
     assert set(errors) == {bad, silent}
+    assert all(is_vector(each, text) for text, each in outcomes.items() if text not in errors)
     assert "answered 400" in errors[bad]
     assert "timeout_s" in errors[silent]
     sizes = [(len(asked.texts), sum(map(len, asked.texts))) for asked in server.requests]
@@ -393,12 +344,7 @@ def test_calls_that_are_given_up_among_faults_lose_no_other_text(server: ChatSer
     chance = random.Random(1)
     texts = texts_of(400)
     bad = {text for text in texts if chance.random() < 0.02}
-    faults = [
-        refuse(429, retry_after_ms="20"),
-        refuse(500),
-        Reply(end="reset"),
-        Reply("x", end="half"),
-    ]
+    faults = [refuse(429, retry_after_ms="20"), refuse(500), Reply("x", end="half")]
 
     def behave(asked: Asked) -> Reply:
         if bad & {*asked.texts}:
@@ -409,10 +355,7 @@ def test_calls_that_are_given_up_among_faults_lose_no_other_text(server: ChatSer
     server.behave = behave
     client = server.embedder(max_inputs=8, attempts=20)
     futures = {text: client.submit(text) for text in texts}
-    given_up = set()
-    for text in chance.sample(texts, 200):
-        if futures[text].cancel():
-            given_up.add(text)
+    given_up = {text for text in chance.sample(texts, 200) if futures[text].cancel()}
     for text, future in futures.items():
         if text in given_up:
             assert future.cancelled()

@@ -6,7 +6,6 @@ import heapq
 import math
 import random
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -38,10 +37,6 @@ class Windowed:
         pause = self.answered[0] + self.window - now
         return False, math.ceil(pause) if self.whole_seconds else pause
 
-    @property
-    def rate(self) -> float:
-        return self.most / self.window
-
 
 @dataclass
 class Bucket:
@@ -63,18 +58,22 @@ class Bucket:
 
 
 @dataclass
+class Growing(Bucket):
+    """A service whose rate is five times as high after a hundred seconds."""
+
+    def ask(self, now: float, running: int) -> tuple[bool, float | None]:
+        self.rate = 10.0 if now < 100.0 else 50.0
+        return super().ask(now, running)
+
+
+@dataclass
 class Crowded:
     """A service that answers `most` requests at a time. Its refusals name no moment."""
 
     most: int
-    latency: float
 
     def ask(self, _: float, running: int) -> tuple[bool, float | None]:
         return running < self.most, None
-
-    @property
-    def rate(self) -> float:
-        return self.most / (self.latency + WAY)
 
 
 @dataclass
@@ -83,25 +82,27 @@ class Unlucky:
 
     one_in: int
     chance: random.Random = field(default_factory=lambda: random.Random(7))
-    rate = math.inf
 
     def ask(self, _: float, __: int) -> tuple[bool, float | None]:
         return self.chance.random() * self.one_in >= 1, None
 
 
-Service = Windowed | Bucket | Crowded | Unlucky
-
-
 def simulate(
-    limits: Limits,
-    service: Service,
-    latency: Callable[[], float],
-    seconds: float,
-    begin: float = 0.0,
+    service: Windowed | Bucket | Crowded | Unlucky,
+    latency: tuple[float, float] = (0.1, 0.4),
+    most: int = 30,
+    stated: int | None = None,
+    seconds: float = 600.0,
 ) -> tuple[float, int]:
-    """Send requests as early as possible; return the answers per second, and the refusals."""
-    now = begin
-    seconds += begin
+    """Send requests as early as possible; return the answers per second, and the refusals.
+
+    An answer takes a time in the range `latency` (s). `most` are the most requests at once, and
+    `stated` the most in a minute; None: they are to be learned.
+    """
+    chance = random.Random(1)
+    limits = Limits(random=chance.random)
+    limits.allow(most, stated)
+    now = 0.0
     ends: list[tuple[float, int, Outcome, float | None]] = []
     permits = {}
     number = answers = refusals = running = 0
@@ -110,7 +111,7 @@ def simulate(
             permits[number] = limits.begin(now, 0)
             good, asked = service.ask(now + WAY, running)
             running += good
-            end = now + WAY + (latency() if good else 0.0)
+            end = now + WAY + (chance.uniform(*latency) if good else 0.0)
             heapq.heappush(ends, (end, number, "answer" if good else "refusal", asked))
             number += 1
         ready = limits.ready_at(now, 0)
@@ -122,71 +123,47 @@ def simulate(
         running -= outcome == "answer"
         answers += outcome == "answer"
         refusals += outcome == "refusal"
-    return answers / (seconds - begin), refusals
+    return answers / seconds, refusals
 
 
-SERVICES: list[Callable[[], Service]] = [
-    lambda: Windowed(100, 1.0, whole_seconds=False),
-    lambda: Windowed(3000, 60.0, whole_seconds=True),
-    lambda: Bucket(20, 20),
-    lambda: Bucket(100, 10),
-    lambda: Crowded(20, 2.0),
-]
-
-
-@pytest.mark.parametrize("make", SERVICES, ids=lambda make: str(make()))
-def test_nine_tenths_of_the_allowed_rate_are_used(make: Callable[[], Service]) -> None:
-    service, chance = make(), random.Random(1)
-    mean = service.latency if isinstance(service, Crowded) else 0.25
-    limits = Limits(random=chance.random)
-    limits.allow(60)
-    rate, refusals = simulate(limits, service, lambda: chance.uniform(0.5, 1.5) * mean, 600.0)
-    assert rate >= 0.9 * service.rate
+@pytest.mark.parametrize(
+    ("service", "mean", "allowed"),
+    [
+        (Windowed(100, 1.0, whole_seconds=False), 0.25, 100.0),
+        (Windowed(3000, 60.0, whole_seconds=True), 0.25, 50.0),
+        (Bucket(20, 20), 0.25, 20.0),
+        (Bucket(100, 10), 0.25, 100.0),
+        (Crowded(20), 2.0, 20 / (2.0 + WAY)),
+    ],
+    ids=str,
+)
+def test_nine_tenths_of_the_allowed_rate_are_used(
+    service: Windowed | Bucket | Crowded, mean: float, allowed: float
+) -> None:
+    rate, refusals = simulate(service, (0.5 * mean, 1.5 * mean), most=60)
+    assert rate >= 0.9 * allowed
     assert refusals <= 0.25 * rate * 600
 
 
 @pytest.mark.parametrize(("burst", "named"), [(1, True), (60, False)])
 def test_a_rate_that_is_not_stated_is_learned(burst: int, named: bool) -> None:
-    chance = random.Random(1)
-    limits = Limits(random=chance.random)
-    limits.allow(30)
-    service = Bucket(10.0, burst, named=named)
-    rate, refusals = simulate(limits, service, lambda: chance.uniform(0.1, 0.4), 600.0)
-    assert rate >= 0.92 * service.rate
+    rate, refusals = simulate(Bucket(10.0, burst, named=named))
+    assert rate >= 0.92 * 10.0
     assert refusals <= 0.12 * rate * 600
 
 
 def test_refusals_at_random_do_not_space_requests_ever_wider() -> None:
-    chance = random.Random(1)
-    limits = Limits(random=chance.random)
-    limits.allow(30)
-    rate, _ = simulate(limits, Unlucky(20), lambda: chance.uniform(0.1, 0.4), 600.0)
+    rate, _ = simulate(Unlucky(20))
     assert rate >= 25.0  # a lower limit of requests at once, without spacing, makes 33
 
 
-@dataclass
-class Growing(Bucket):
-    """A service whose rate is five times as high after a hundred seconds."""
-
-    def ask(self, now: float, running: int) -> tuple[bool, float | None]:
-        self.rate = 10.0 if now < 100.0 else 50.0
-        return super().ask(now, running)
-
-
 def test_a_learned_spacing_narrows_quickly_when_the_service_allows_more() -> None:
-    chance = random.Random(1)
-    limits = Limits(random=chance.random)
-    limits.allow(30)
-    rate, _ = simulate(limits, Growing(10.0, 1), lambda: chance.uniform(0.1, 0.4), 200.0)
+    rate, _ = simulate(Growing(10.0, 1), seconds=200.0)
     assert 200 * rate >= 0.65 * (100 * 10 + 100 * 50)
 
 
 @pytest.mark.parametrize("burst", [1, 60])
 def test_a_stated_rate_is_used_whether_the_service_allows_a_burst_or_not(burst: int) -> None:
-    chance = random.Random(1)
-    limits = Limits(random=chance.random)
-    limits.allow(30, 600)
-    service = Bucket(10.0, burst)
-    rate, refusals = simulate(limits, service, lambda: chance.uniform(0.1, 0.4), 600.0)
-    assert rate >= 0.95 * service.rate
+    rate, refusals = simulate(Bucket(10.0, burst), stated=600)
+    assert rate >= 0.95 * 10.0
     assert refusals <= 0.01 * rate * 600

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +23,6 @@ pytest.importorskip("numpy")
 pytest.importorskip("rich")
 
 import numpy as np
-from rich.console import Console
 from rich.progress import Progress
 
 from batched._commands import demo
@@ -71,12 +69,6 @@ def test_the_demo_compares_a_real_model_alone_and_in_batches() -> None:
     assert 0.9999 < float(cosine[1]) <= 1.000001
 
 
-def measure(encode: Callable[[list[str]], Any], texts: list[str]) -> list[demo.Measured]:
-    """Return the calls of four callers in the order of `WAYS`."""
-    pairs = demo.measure(encode, texts, 4, 4, Progress(disable=True))
-    return [each for pair in asyncio.run(pairs) for each in pair]
-
-
 def test_every_caller_gets_its_own_vector(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (demo, batched.aio):  # a batch waits until all callers are there
         full = functools.partial(module.dynamically, flush="window", timeout_ms=40_000)
@@ -85,7 +77,9 @@ def test_every_caller_gets_its_own_vector(monkeypatch: pytest.MonkeyPatch) -> No
     def encode(sentences: list[str]) -> Any:
         return np.array([[len(sentence), 1] for sentence in sentences], np.float32)
 
-    found = measure(encode, ["a" * length for length in range(1, 41)])
+    texts = ["a" * length for length in range(1, 41)]
+    pairs = asyncio.run(demo.measure(encode, texts, 4, 4, Progress(disable=True)))
+    found = [each for pair in pairs for each in pair]
     assert [each.label for each in found] == list(WAYS)
     for each in found:
         assert each.vectors.tolist() == [[length, 1] for length in range(1, 41)]
@@ -94,71 +88,44 @@ def test_every_caller_gets_its_own_vector(monkeypatch: pytest.MonkeyPatch) -> No
         assert each.calls.mean_batch == (1 if "unbatched" in each.label else 4)
 
 
-def test_the_smallest_cosine_decides(capsys: pytest.CaptureFixture[str]) -> None:
-    ours = np.array([[1, 0], [0, 2]], np.float32)
-    for other, verdict in (
-        ([0, 3], "equal: smallest cosine 1"),
-        ([4, 3], "NOT EQUAL: smallest cosine 0.6"),
-        ([0, float("nan")], "NOT EQUAL"),
-    ):
-        theirs = np.array([[1, 0], other], np.float32)
-        assert demo.compare(Console(), ours, theirs) == ("NOT" not in verdict)
-        assert verdict in capsys.readouterr().out
-
-
-def test_vectors_that_differ_are_reported_with_status_1(
+def test_one_vector_that_differs_is_reported_with_status_1(
     quick: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     known: set[str] = set()
 
     def encode(sentences: list[str]) -> Any:
         rows = [[1.0, -1.0 if sentence in known else 1.0] for sentence in sentences]
-        known.update(sentences)
+        known.update({SENTENCES[20]}.intersection(sentences))
         return np.array(rows, np.float32)
 
     monkeypatch.setattr(demo, "load", lambda model: encode)
     assert cli.main(["demo", "--sentences", "50", "--callers", "8"]) == 1
-    assert "NOT EQUAL" in capsys.readouterr().out
+    assert "NOT EQUAL: smallest cosine 0.000000" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("way", ["threads batched", "asyncio unbatched"])
-def test_an_interrupted_demo_leaves_no_thread_behind(way: str) -> None:
-    calls, interrupts = 0, False
-    labels = iter(WAYS)
-
-    class Bars(Progress):
-        def add_task(self, *args: Any, **settings: Any) -> Any:
-            nonlocal interrupts
-            interrupts = next(labels) == way
-            return super().add_task(*args, **settings)
+def test_an_interrupted_demo_leaves_no_thread_behind() -> None:
+    calls = 0
 
     def encode(sentences: list[str]) -> Any:
-        nonlocal calls, interrupts
+        nonlocal calls
         calls += 1
-        if interrupts:
-            interrupts = False
+        if calls == 1100:  # threads have made 1,004 unbatched calls, and are making batched ones
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         return np.ones((len(sentences), 2), np.float32)
 
     before = set(threading.enumerate())
     with pytest.raises(KeyboardInterrupt):
-        asyncio.run(demo.measure(encode, SENTENCES * 20, 4, 2, Bars(disable=True)))
+        asyncio.run(demo.measure(encode, SENTENCES * 20, 4, 2, Progress(disable=True)))
     for thread in set(threading.enumerate()) - before:
         thread.join(timeout=10)
     assert set(threading.enumerate()) <= before
-    assert calls < 4 * len(SENTENCES) * 20
 
 
 @pytest.mark.slow
 def test_the_sentences_are_many_and_distinct_and_the_same_each_time() -> None:
     found = demo.first_sentences()
     assert demo.first_sentences() == found
-    assert len(found) >= 1000
-    assert len(set(found)) == len(found)
-    words = sorted(len(sentence.split()) for sentence in found[:512])
-    assert words[len(words) // 10] <= 5
-    assert words[len(words) * 9 // 10] >= 10
-    assert "Wait until the thread terminates." in found
+    assert len(set(found)) == len(found) >= 1000
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *options: str) -> str:
@@ -187,6 +154,3 @@ def test_a_model_that_cannot_be_loaded_is_refused_in_one_sentence(
     monkeypatch.setitem(sys.modules, "sentence_transformers", library)
     err = refusal(capsys, "--model", "./none")
     assert err == "batched demo: cannot load the model ./none: OSError: no file ./none\n"
-    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
-    err = refusal(capsys, "--model", "./none")
-    assert err.startswith("batched demo: this command needs sentence_transformers, which is not")

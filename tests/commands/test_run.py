@@ -211,29 +211,25 @@ def test_a_pipeline_runs_and_resumes_from_a_step(folder: Path) -> None:
     assert len(computed(folder)) == 100
 
 
-def test_failed_rows_are_kept_in_the_result_if_asked(folder: Path, capfd: Capture) -> None:
+def test_failed_rows_are_kept_in_the_result_and_progress_in_another_folder_if_asked(
+    folder: Path, capfd: Capture
+) -> None:
+    (folder / "elsewhere").mkdir()
     write_rows(folder, ["one", "bad", "three"])
-    assert cli.main(arguments("length", "--keep-failed", "--quiet")) == 0
+    progress = ["--progress", "elsewhere/run.db"]
+    assert cli.main(arguments("length", "--keep-failed", "--quiet", *progress)) == 0
     out, err = capfd.readouterr()
     assert out == ""
     assert err.startswith("1 row failed")  # the only output of a quiet run
+    assert err.endswith("batched status out.parquet --failed --progress elsewhere/run.db\n")
     assert [(row["length"], row["_error"]) for row in result(folder)] == [
         (3, None),
         (None, "ValueError: no \\ud800 [b]é{x}"),
         (5, None),
     ]
-
-
-def test_the_status_names_a_row_that_does_not_fit_the_type_of_its_column(
-    folder: Path, capfd: Capture
-) -> None:
-    source = "def length(texts): return ['x' if text == 'text 7' else 1 for text in texts]"
-    (folder / "functions.py").write_text(source)
-    assert cli.main(arguments()) == 0
-    assert len(result(folder)) == 99
-    assert cli.main(["status", "out.parquet"]) == 0
-    out = capfd.readouterr().out
-    assert "for example row '7', output: column 'length': " in out
+    assert {path.name for path in folder.glob("out*")} == {"out.parquet"}
+    assert cli.main(["status", "out.parquet", *progress]) == 0
+    assert "1 x ValueError" in capfd.readouterr().out
 
 
 def test_committed_rows_are_exported_after_a_run_was_stopped(folder: Path, capfd: Capture) -> None:
@@ -329,19 +325,14 @@ def test_a_run_with_too_many_failed_rows_says_how_to_go_on(
 
 REFUSED = [
     (["functions:none"], "cannot import functions:none: AttributeError: .* no attribute 'none'"),
-    (["no_such_module:embed"], "cannot import no_such_module:embed: .*"),
     (["functions:pipeline"], "functions:pipeline is a Pipeline, which has its own input, output"),
     (["functions:length", "no-such-file.csv"], ".*no-such-file.csv.*"),
-    (["functions:length", "in.csv", "out.xls"], ".*out.xls.*must end in.*"),
-    (["functions:length", "in.csv", "missing/out.csv"], ".*missing.*"),
     (["functions:length", "in.csv", "foreign.csv"], ".*foreign.csv.*"),
-    (["--input", "none"], ".*'none'.*"),
     (["--key", "none"], ".*'none'.*"),
     (["functions.py"], "name the function as module:function, got 'functions.py'"),
     (["--resume-step", "none"], "ValueError: resume_step must be one of .*, got 'none'"),
     (["--args", "2"], "argument --args: must be a JSON list, got '2'"),
     (["--batch-size", "many"], "TypeError: .*batch_size is a number, .*, got 'many'"),
-    (["--workers", "many"], "argument --workers: invalid number value: 'many'"),
     (["--max-failed", "-1"], "ValueError: max_failed, .*, must be .* at least 0, got -1.0"),
 ]
 
@@ -365,7 +356,7 @@ def test_another_version_of_a_function_is_refused_or_recomputes(
     assert cli.main(arguments()) == 0
     (folder / "functions.py").write_text(FUNCTIONS.replace("len(text)", "2 * len(text)"))
     sys.modules.pop("functions")
-    refusal(capfd, *arguments())
+    assert "--on-mismatch recompute" in refusal(capfd, *arguments())
     assert lengths(folder) == LENGTHS
     assert cli.main([*arguments(), "--on-mismatch", "recompute"]) == 0
     assert lengths(folder) == [2 * length for length in LENGTHS]
@@ -380,17 +371,6 @@ def test_commands_without_columns_or_without_a_run_are_refused(
     err = refusal(capfd, "export", "out.parquet", "some.csv")
     assert "out.parquet.progress does not exist" in err
     assert not list(folder.glob("out*"))
-
-
-def test_progress_may_be_in_another_folder(folder: Path, capfd: Capture) -> None:
-    (folder / "elsewhere").mkdir()
-    write_rows(folder, ["one", "bad"])
-    assert cli.main(arguments("length", "--progress", "elsewhere/run.db")) == 0
-    err = capfd.readouterr().err
-    assert err.endswith("batched status out.parquet --failed --progress elsewhere/run.db\n")
-    assert {path.name for path in folder.glob("out*")} == {"out.parquet"}
-    assert cli.main(["status", "out.parquet", "--progress", "elsewhere/run.db"]) == 0
-    assert "1 x ValueError" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from served import model_processes
+from served import environment, model_processes
 
 from stage import wait_until
 
@@ -30,20 +30,14 @@ class Client:
     def __init__(self, folder: Path, number: int) -> None:
         self.output = folder / f"{number}.txt"
         support = Path(__file__).parent.parent / "support"
-        path = os.pathsep.join([str(support), *filter(None, sys.path)])
-        environment = {
-            **os.environ,
-            "PYTHONPATH": path,
-            "XDG_RUNTIME_DIR": str(folder),
-            "SERVED_LOG": str(folder / "computed.txt"),
-        }
+        log = str(folder / "computed.txt")
         with self.output.open("wb") as file:
             self.process = subprocess.Popen(
                 [sys.executable, str(support / "connect_kills.py")],
                 stdin=subprocess.PIPE,
                 stdout=file,
                 cwd=folder,
-                env=environment,
+                env=environment(XDG_RUNTIME_DIR=str(folder), SERVED_LOG=log),
             )
 
     def has_answers(self) -> bool:

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from served import environment
 
 from stage import BOUND, wait_until
 
@@ -34,7 +35,7 @@ def test_the_files_of_the_page_share_one_model_among_workers(folder: Path, tmp_p
             [sys.executable, "-m", "uvicorn", "app:app", "--workers", "2", "--port", "0"],
             stderr=output,
             cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env=environment(),
         )
     try:
         wait_until(lambda: log.read_text().count("Application startup complete") == 2)

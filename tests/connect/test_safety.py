@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from served import Served, dialed
+from served import Served, dialed, environment
 
 import batched
 from batched._connect import frames
@@ -242,7 +242,6 @@ def test_the_log_of_a_process_that_died_is_named(
 def test_no_mutation_of_frames_or_greetings_ends_or_fills_a_process(short_path: Path) -> None:
     path = short_path / "a.socket"
     command = [sys.executable, "-m", "batched", "serve", "served_model:same", "--socket", str(path)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     chance, trials = random.Random(0), int(os.environ.get("FUZZ", "240000"))
     channel = frames.Channel()
     greeting = b'{"version": "%s", "pid": 1}\n' % batched.__version__.encode()
@@ -256,7 +255,7 @@ def test_no_mutation_of_frames_or_greetings_ends_or_fills_a_process(short_path: 
     with (
         log.open("wb") as output,
         subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=output, env=environment
+            command, stdout=subprocess.PIPE, stderr=output, env=environment()
         ) as process,
     ):
         assert process.stdout is not None

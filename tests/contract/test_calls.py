@@ -30,7 +30,6 @@ async def test_an_empty_list_is_answered_without_running_anything(stage: Stage) 
     stage.decorate()
     assert await stage.call([]) == []
     assert stage.batches == []
-    assert stage.fn.stats.total_batches == 0
 
 
 async def test_the_caller_may_change_its_list_after_the_call(stage: Stage) -> None:
@@ -59,21 +58,6 @@ async def test_calls_with_different_arguments_never_share_a_batch(stage: Stage) 
     assert [callers.answers[i + 1] for i in range(6)] == [
         (i, "odd" if i % 2 else "even") for i in range(6)
     ]
-
-
-async def test_wrong_arguments_are_refused_before_anything_runs(stage: Stage) -> None:
-    fn = stage.decorate()
-    with pytest.raises(TypeError, match="too many positional"):
-        await fn.acall("a", 1, 2, 3)
-    assert stage.batches == []
-    assert fn.stats.calls == 0
-
-
-async def test_items_may_be_passed_by_their_name(stage: Stage) -> None:
-    fn = stage.decorate()
-    assert await fn.acall(items=["a"]) == [("done", "a")]
-    with pytest.raises(TypeError, match="needs an item"):
-        await fn.acall()
 
 
 async def test_a_batch_runs_only_once_a_worker_is_free(stage: Stage) -> None:
@@ -107,39 +91,6 @@ async def test_a_call_split_over_concurrent_batches_is_put_together_in_order(sta
     stage.decorate(batch_size=2, max_concurrent_batches=4)
     for _ in range(20):
         assert await stage.call(list(range(11))) == [("done", i) for i in range(11)]
-
-
-async def test_statistics_count_calls_items_and_batches(stage: Stage) -> None:
-    fn = stage.decorate(gated=True, batch_size=4)
-    async with stage.callers() as callers:
-        await callers.call("a")
-        await stage.running(1)
-        await callers.call([1, 2, 3, 4, 5])
-        stage.let_through(3)
-    stats = fn.stats
-    assert (stats.calls, stats.total_processed, stats.total_batches) == (2, 6, 3)
-    assert stats.avg_batch_size == 2.0
-    assert stats.batch_sizes == {1: 2, 4: 1}
-    assert (stats.queue_size, stats.in_flight) == (0, 0)
-    assert (stats.errors, stats.cancelled, stats.rejected) == (0, 0, 0)
-    assert stats.queue_wait.p99 > 0
-    assert stats.processing_time.p50 > 0
-    assert stats.avg_processing_time > 0
-    fn.reset_stats()
-    assert (fn.stats.calls, fn.stats.total_batches, fn.stats.batch_sizes) == (0, 0, {})
-
-
-async def test_other_settings_make_another_batcher_of_the_same_function(stage: Stage) -> None:
-    stage.skip_if_connected("the settings of the function belong to its process")
-    fn = stage.decorate(batch_size=4)
-    other = fn.with_options(batch_size=2)
-    assert await other.acall([1, 2, 3]) == [("done", 1), ("done", 2), ("done", 3)]
-    assert stage.batches == [[1, 2], [3]]
-    assert (fn.stats.calls, other.stats.calls) == (0, 1)
-    with pytest.raises(ValueError, match="batch_size"):
-        fn.with_options(batch_size=0)
-    await other.aclose()
-    assert await stage.call("open") == ("done", "open")
 
 
 def test_threads_that_race_for_the_first_access_to_a_method_find_one_batcher() -> None:

@@ -39,15 +39,14 @@ def failing(raises: Raise) -> Callable[[list[Any]], list[Any]]:
     return compute
 
 
-def refuse(*_: object) -> Any:
-    raise Refused
-
-
-def raising(error: BaseException) -> Raise:
+def raising(make: Callable[[], BaseException]) -> Raise:
     def raises() -> None:
-        raise error
+        raise make()
 
     return raises
+
+
+refuse = raising(Refused)
 
 
 async def test_an_exception_in_an_items_place_fails_that_item_alone(stage: Stage) -> None:
@@ -163,14 +162,6 @@ def group() -> None:
         raise ExceptionGroup("several", [error, KeywordOnly(code=2)]) from error
 
 
-def keyword_only() -> None:
-    raise KeywordOnly(code=3)
-
-
-def slotted() -> None:
-    raise Slotted(None)
-
-
 def caused() -> None:
     try:
         attribute()
@@ -187,9 +178,9 @@ def from_none() -> None:
         raise KeyError("gone") from None
 
 
-def uncopyable() -> None:
-    raise Uncopyable.of("a", "b")
-
+keyword_only = raising(lambda: KeywordOnly(code=3))
+slotted = raising(lambda: Slotted(None))
+uncopyable = raising(lambda: Uncopyable.of("a", "b"))
 
 COPIED: list[Any] = [
     *(attribute, group, keyword_only, slotted, caused, from_none),
@@ -283,26 +274,17 @@ def test_futures_of_one_batch_raise_no_frames_of_each_other(raises: Raise) -> No
     fn.shutdown()
 
 
-def caught(raises: Raise) -> Any:
-    with pytest.raises(Exception) as info:  # of every kind
-        raises()
-    return info.value
-
-
 @pytest.mark.parametrize("raises", COPIED)
 def test_a_copy_equals_the_original(raises: Raise) -> None:
     def state(error: Any) -> list[Any]:
         public = [name for name in dir(error) if not name.startswith("__")]
-        values = {name: getattr(error, name, "unset") for name in public}
+        values = {n: v for n in public if not callable(v := getattr(error, n, "unset"))}
         texts = [str(error), repr(error), *traceback.format_exception(error)]
-        return [
-            type(error),
-            {n: v for n, v in values.items() if not callable(v)},
-            error.args,
-            texts,
-        ]
+        return [type(error), values, error.args, texts]
 
-    error = caught(raises)
+    with pytest.raises(Exception) as info:  # of every kind
+        raises()
+    error: Any = info.value
     twin = copy_exception(error)
     assert twin is not error
     assert state(twin) == state(error)
@@ -324,7 +306,7 @@ def test_a_copy_equals_the_original(raises: Raise) -> None:
 async def test_exceptions_that_must_not_reach_a_caller_are_wrapped_and_the_next_call_is_served(
     stage: Stage, error: BaseException
 ) -> None:
-    stage.decorate(failing(raising(error)))
+    stage.decorate(failing(raising(lambda: error)))
     # Python itself turns a StopIteration of a coroutine into a RuntimeError
     kind = RuntimeError if type(error) is StopIteration else batched.BatchFunctionError
     with pytest.raises(kind) as raised:

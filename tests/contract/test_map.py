@@ -12,7 +12,7 @@ import anyio.to_thread
 import pytest
 
 import batched
-from batched import BatcherClosed, QueueTimeout
+from batched import QueueTimeout
 from stage import BOUND, Stage
 
 pytestmark = pytest.mark.anyio
@@ -143,13 +143,6 @@ async def test_an_item_that_waits_too_long_expires_in_its_place(stage: Stage) ->
     assert fn.stats.timed_out == expired + 2
 
 
-@pytest.mark.parametrize("buffersize", [0, 1.5])
-async def test_a_wrong_buffersize_is_refused_at_once(stage: Stage, buffersize: Any) -> None:
-    stage.decorate()
-    with pytest.raises((TypeError, ValueError), match="buffersize must be"):
-        stage.fn.map([1], buffersize=buffersize)
-
-
 async def test_the_source_may_be_asynchronous(stage: Stage) -> None:
     if stage.kind in SYNC:
         pytest.skip("a plain iterator cannot await")
@@ -163,26 +156,10 @@ async def test_the_source_may_be_asynchronous(stage: Stage) -> None:
     assert await collect(stage, source()) == [("done", i) for i in range(20)]
 
 
-@pytest.mark.parametrize("settings", [{}, {"queue_timeout_ms": 60_000}])
-async def test_an_item_that_cannot_be_taken_fails_in_its_place(
-    stage: Stage, settings: dict[str, Any]
-) -> None:
-    stage.decorate(**settings, length=lambda item: 1 if item != 2 else 1 / 0)
+async def test_an_item_that_cannot_be_taken_fails_in_its_place(stage: Stage) -> None:
+    stage.decorate(length=lambda item: 1 if item != 2 else 1 / 0)
     results = await collect(stage, range(4), return_exceptions=True)
     assert isinstance(results[2], ZeroDivisionError)
     assert [results[i] for i in (0, 1, 3)] == [("done", 0), ("done", 1), ("done", 3)]
     with pytest.raises(ZeroDivisionError):
         await collect(stage, range(4))
-
-
-async def test_one_that_is_closed_early_minds_no_item_that_could_not_be_taken(stage: Stage) -> None:
-    stage.decorate(length=lambda item: 1 if item != 1 else 1 / 0)
-    async with aclosing(iterated(stage, range(3))) as results:
-        assert await anext(results) == ("done", 0)
-
-
-async def test_after_a_shutdown_it_ends(stage: Stage) -> None:
-    stage.decorate()
-    await stage.fn.aclose()
-    with pytest.raises(BatcherClosed):
-        await collect(stage, range(4), return_exceptions=True)

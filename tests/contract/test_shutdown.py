@@ -6,7 +6,6 @@ import concurrent.futures
 from typing import Any
 
 import anyio
-import anyio.to_thread
 import pytest
 
 import batched
@@ -94,24 +93,6 @@ async def test_the_function_may_close_its_own_batcher(stage: Stage) -> None:
     assert await stage.call("last") == "last"
     with pytest.raises(batched.BatcherClosed):
         await stage.call("after")
-
-
-async def test_shutdown_from_another_thread_waits_for_the_end(stage: Stage) -> None:
-    fn = stage.decorate(gated=True)
-    async with stage.callers() as callers:
-        await callers.call("a")
-        await stage.running(1)
-        await callers.call("b")
-        closed: list[bool] = []
-
-        async def close() -> None:
-            await anyio.to_thread.run_sync(fn.shutdown)
-            closed.append(fn.stats.total_batches == 2)
-
-        async with anyio.create_task_group() as group:
-            group.start_soon(close)
-            stage.let_through(2)
-    assert closed == [True]
 
 
 async def test_shutdown_without_waiting_returns_while_batches_run(stage: Stage) -> None:

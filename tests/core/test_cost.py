@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from batched._core.cost import ENOUGH, LAST, TimeBySize
+from batched._core.cost import ENOUGH, TimeBySize
 
 FIXED, CELL = 0.010, 0.001
 """Fixed time of a batch, and time of each of its cells (s)."""
@@ -20,12 +20,8 @@ def times(*batches: tuple[int, float]) -> TimeBySize:
     return found
 
 
-def test_without_a_batch_no_time_is_known() -> None:
+def test_before_batches_of_two_octaves_the_time_is_their_mean() -> None:
     assert times().time(1) == times().mean == 0.0
-    assert times((1, 2.0)).time(1) == 2.0
-
-
-def test_within_one_octave_the_time_is_constant() -> None:
     curve = times((4, 1.0), (7, 3.0))
     assert [curve.time(n) for n in (1, 5, 64)] == [2.0, 2.0, 2.0]
 
@@ -41,21 +37,6 @@ def test_the_time_of_a_size_lies_on_the_line_between_its_neighbours() -> None:
 def test_a_line_that_falls_does_not_continue() -> None:
     curve = times((8, 4.0), (16, 2.0))
     assert [curve.time(n) for n in (1, 8, 12, 16, 64)] == [4.0, 4.0, 3.0, 2.0, 2.0]
-
-
-def test_old_batches_are_forgotten() -> None:
-    found = times(*[(1, 1.0)] * LAST, *[(1, 2.0)] * 8 * LAST)
-    assert found.mean == pytest.approx(2.0, rel=1e-3)
-    assert found.time(1) == pytest.approx(2.0, rel=1e-3)
-
-
-# ---------------------------------------------------------------- the fixed size
-
-
-def test_the_fixed_size_is_the_offset_of_the_line_divided_by_its_slope() -> None:
-    sizes = (10, 40, 20, 80, 10, 60, 30, 50) * 4
-    cost = times(*((size, FIXED + CELL * size) for size in sizes))
-    assert cost.fixed_size == pytest.approx(FIXED / CELL, rel=0.05)
 
 
 def test_the_fixed_size_is_unknown_before_enough_batches_of_two_octaves() -> None:
@@ -75,8 +56,10 @@ def test_the_fixed_size_is_never_zero() -> None:
     assert cost.fixed_size == pytest.approx(0.05 * 37.5, rel=0.1)
 
 
-def test_the_fixed_size_follows_a_function_that_changes() -> None:
+def test_fixed_size_and_mean_follow_a_function_that_changes() -> None:
+    """The fixed size is the offset of the line divided by its slope."""
     cost = times(*((size, CELL * size) for size in [1, 16] * 100))
     for size in [1, 16] * 400:
         cost.add(size, FIXED + CELL * size)
     assert cost.fixed_size == pytest.approx(FIXED / CELL, rel=0.01)
+    assert cost.mean == pytest.approx(FIXED + CELL * 8.5, rel=0.01)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from fractions import Fraction
 from typing import Any
 
 import pytest
 
-from batched._core.checks import suggest
 from batched._core.policy import BatchPolicy
 
 INTEGERS = {
@@ -20,20 +18,6 @@ INTEGERS = {
     "max_queue_size": 1,
 }
 """Integer settings, each with its least value."""
-
-
-def test_the_defaults_equal_the_table_of_settings() -> None:
-    assert dataclasses.asdict(BatchPolicy()) == {
-        "batch_size": 32,
-        "timeout_ms": None,
-        "small_batch_threshold": 8,
-        "flush": "auto",
-        "max_batch_tokens": None,
-        "max_concurrent_batches": 1,
-        "max_queue_size": None,
-        "on_full": "wait",
-        "queue_timeout_ms": None,
-    }
 
 
 def test_numbers_of_numpy_become_numbers_of_python() -> None:
@@ -57,21 +41,14 @@ def test_any_number_in_the_range_is_taken() -> None:
 
 FINITE = "must be at least 0 and finite"
 NUMBER = "must be a number of milliseconds, at least 0 and finite"
+WHOLE = "must be an integer of at least 1"
 REFUSED: list[tuple[type[Exception], str, Any, str]] = [
     *((ValueError, n, least - 1, f"must be at least {least}") for n, least in INTEGERS.items()),
-    *(
-        (TypeError, name, value, f"must be an integer of at least {least}")
-        for name, least in INTEGERS.items()
-        for value in (4.0, "4", True)
-    ),
-    *((TypeError, "batch_size", each, "must be an integer of at least 1") for each in (None, [4])),
+    *((TypeError, "batch_size", value, WHOLE) for value in (4.0, "4", True, None)),
     *((ValueError, "timeout_ms", value, FINITE) for value in (-1e-9, math.nan, math.inf)),
-    *((TypeError, "timeout_ms", value, NUMBER) for value in ("5", 5 + 0j, [5], True)),
+    *((TypeError, "timeout_ms", value, NUMBER) for value in ("5", 5 + 0j, True)),
     (ValueError, "queue_timeout_ms", 0, "must be above 0 and finite"),
-    *(
-        (ValueError, "flush", each, "must be one of 'auto', 'eager', 'window'")
-        for each in ("", "Eager", None)
-    ),
+    (ValueError, "flush", "Eager", "must be one of 'auto', 'eager', 'window'"),
 ]
 
 
@@ -80,8 +57,3 @@ def test_a_wrong_value_is_refused(error: type[Exception], name: str, value: Any,
     with pytest.raises(error) as caught:
         BatchPolicy(**{name: value})
     assert str(caught.value) == f"{name} {said}, got {value!r}"
-
-
-def test_the_most_similar_name_is_suggested() -> None:
-    assert suggest("batch_sise", ["timeout_ms", "batch_size"]) == "; did you mean 'batch_size'?"
-    assert suggest("zebra", ["timeout_ms", "batch_size"]) == ""

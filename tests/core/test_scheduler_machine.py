@@ -59,15 +59,6 @@ class Call:
 
 
 @dataclass
-class Watch:
-    """Oldest large call that may leave, and the number of batches since then."""
-
-    call: Call
-    owed: int  # items that waited at that moment
-    batches: int = 0
-
-
-@dataclass
 class Model:
     policy: BatchPolicy
     batch_size: int
@@ -120,20 +111,15 @@ class Model:
         return bool(self.line) or self.waiting >= (self.policy.max_queue_size or math.inf)
 
     @property
-    def hopeful(self) -> list[Call]:
-        """Calls that expire unless they begin."""
-        return (
-            [call for call in (*self.queue, *self.line) if not call.handed_out]
-            if self.policy.queue_timeout_ms is not None
-            else []
-        )
+    def expiries(self) -> dict[Call, float]:
+        """Moments at which calls expire unless they begin."""
+        limit = self.policy.queue_timeout_ms
+        calls = [call for call in (*self.queue, *self.line) if not call.handed_out]
+        return {} if limit is None else {call: call.arrived + limit / 1e3 for call in calls}
 
     @property
     def expiry(self) -> float:
-        return min(
-            (call.arrived + (self.policy.queue_timeout_ms or 0.0) / 1e3 for call in self.hopeful),
-            default=NEVER,
-        )
+        return min(self.expiries.values(), default=NEVER)
 
     @property
     def groups(self) -> set[Any]:
@@ -158,25 +144,18 @@ class Model:
 
     @property
     def deadline(self) -> float:
-        return (
-            min((self.ready_at(group)[0] for group in self.groups), default=NEVER)
-            if self.has_room
-            else NEVER
-        )
+        moments = [self.ready_at(group)[0] for group in self.groups] if self.has_room else []
+        return min(moments, default=NEVER)
 
     def filled(self, leader: Call) -> list[tuple[Request, int, int]]:
         """Return the slices of a batch behind `leader`.
 
         The small calls of its group follow, then the large calls, in the order of arrival.
         """
-        others = [
-            call
-            for call in self.queue
-            if call.request.group_key == leader.request.group_key and call is not leader
-        ]
+        calls = [each for each in self.queue if each.request.group_key == leader.request.group_key]
         room = self.batch_size
         slices: list[tuple[Request, int, int]] = []
-        for call in (leader, *sorted(others, key=lambda call: (not call.small, call.number))):
+        for call in sorted(calls, key=lambda c: (c is not leader, not c.small, c.number)):
             items = min(room, call.waiting)
             room -= items
             if items:
@@ -199,27 +178,23 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.real._rule = FromFree(self.model.timeout)
             self.model.counts_from_free = True
         self.now = 0.0
-        self.watch: Watch | None = None
+        # the oldest large call that may leave, the items that it still needed when it became that,
+        # and the batches since then
+        self.watch: Call | None = None
+        self.owed = self.since = 0
         self.overtaken = 0  # batches in a row led by a large call although a small call could lead
-
-    # ------------------------------------------------------------ steps
 
     @rule(size=sizes, group=groups)
     def submit(self, size: int, group: int) -> None:
-        request = Request(list(range(size)), size, group, waker=None)
-        call = Call(
-            request,
-            len(self.model.calls),
-            self.now,
-            size <= self.model.policy.small_batch_threshold,
-            waiting=size,
-        )
-        self.model.calls.append(call)
-        admitted = not self.model.line and self.model.has_room_for(call)
+        model, request = self.model, Request(list(range(size)), size, group, waker=None)
+        small = size <= model.policy.small_batch_threshold
+        call = Call(request, len(model.calls), self.now, small, waiting=size)
+        model.calls.append(call)
+        admitted = not model.line and model.has_room_for(call)
         assert self.real.admits(request) == admitted
-        (self.model.queue if admitted else self.model.line).append(call)
+        (model.queue if admitted else model.line).append(call)
         of = self.real.submit(request, self.now)
-        assert self.real.ready_at(of) == (self.model.ready_at(group)[0] if admitted else AT_ONCE)
+        assert self.real.ready_at(of) == (model.ready_at(group)[0] if admitted else AT_ONCE)
         assert request.arrived == self.now
 
     @precondition(lambda self: len(self.model.queue) <= 2 * self.model.policy.batch_size)
@@ -239,6 +214,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     def cancel_one_that_waits(self, pick: int) -> None:
         self.cancel(self.model.queue[pick % len(self.model.queue)])
 
+    @precondition(lambda self: self.model.line)
+    @rule(pick=picks)
+    def cancel_one_in_line(self, pick: int) -> None:
+        self.cancel(self.model.line[pick % len(self.model.line)])
+
     def cancel(self, call: Call) -> None:
         assert self.real.cancel(call.request) is (call.waiting == call.request.size)
         self.gone(call)
@@ -253,22 +233,12 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.model.held_since.pop(call.request.group_key, None)
         self.model.let_in()
 
-    @precondition(lambda self: self.model.line)
-    @rule(pick=picks)
-    def cancel_one_in_line(self, pick: int) -> None:
-        self.cancel(self.model.line[pick % len(self.model.line)])
-
     @rule()
     def expire(self) -> None:
         """Expire the calls that have waited too long, the oldest first."""
-        expired = [
-            call
-            for call in self.model.hopeful
-            if call.arrived + (self.model.policy.queue_timeout_ms or 0.0) / 1e3 <= self.now
-        ]
-        assert self.real.expire(self.now) == [
-            call.request for call in sorted(expired, key=lambda call: call.number)
-        ]
+        expired = [call for call, moment in self.model.expiries.items() if moment <= self.now]
+        expired.sort(key=lambda call: call.number)
+        assert self.real.expire(self.now) == [call.request for call in expired]
         for call in expired:
             self.gone(call)
 
@@ -285,83 +255,51 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.now += seconds
 
     @precondition(lambda self: self.now < self.model.deadline < NEVER)
-    @rule()
-    def wait_almost_until_the_deadline(self) -> None:
-        self.now = max(self.now, math.nextafter(self.model.deadline, -math.inf))
+    @rule(almost=st.booleans())
+    def wait_until_the_deadline(self, almost: bool) -> None:
+        moment = self.model.deadline
+        self.now = max(self.now, math.nextafter(moment, -math.inf)) if almost else moment
         self.take()
-        assert self.now < self.model.deadline
-
-    @precondition(lambda self: self.now < self.model.deadline < NEVER)
-    @rule()
-    def wait_until_the_deadline(self) -> None:
-        self.now = self.model.deadline
-        self.take()
+        assert not almost or self.now < self.model.deadline
 
     @rule()
     def take(self) -> None:
-        deadline = self.real.next_deadline()
-        assert deadline == self.model.deadline
-        self.model.look(AT_ONCE)
-        self.model.look(self.now)
-        allowed = {
-            group for group in self.model.groups if self.model.ready_at(group)[0] <= self.now
-        }
-        if self.model.has_room:
-            self.look_at_the_oldest_large_call(allowed)
+        model, deadline = self.model, self.real.next_deadline()
+        assert deadline == model.deadline
+        model.look(AT_ONCE)
+        model.look(self.now)
+        allowed = {group for group in model.groups if model.ready_at(group)[0] <= self.now}
+        may_lead = [call for call in model.queue if call.request.group_key in allowed]
+        if model.has_room:
+            oldest = next((call for call in may_lead if not call.small), None)
+            if self.watch is not oldest:
+                self.watch, self.owed, self.since = oldest, oldest.waiting if oldest else 0, 0
         batch = self.real.take(self.now)
         assert (batch is not None) == (deadline <= self.now)
         if batch is None:
             return
-        by_request = {call.request: call for call in self.model.queue}
-        leader = by_request[batch.slices[0][0]]
-        assert leader.request.group_key in allowed
-        assert leader is next(
-            call
-            for call in self.model.queue
-            if call.request.group_key in allowed and call.small == leader.small
-        )  # first come, first served
-        assert batch.reason == self.model.ready_at(leader.request.group_key)[1]
-        assert [
-            (request, start, stop) for request, start, stop in batch.slices
-        ] == self.model.filled(leader)
-        assert (
-            batch.size
-            == sum(stop - start for _, start, stop in batch.slices)
-            <= self.model.batch_size
-        )
+        leader = next(call for call in may_lead if call.request is batch.slices[0][0])
+        first = next(call for call in may_lead if call.small == leader.small)
+        assert leader is first, "first come, first served"
+        assert batch.reason == model.ready_at(leader.request.group_key)[1]
+        assert batch.slices == model.filled(leader)
+        assert batch.size == sum(stop - start for _, start, stop in batch.slices)
+        assert batch.size <= model.batch_size
         assert batch.started == self.now
-
-        small_might = any(
-            call.small and call.request.group_key in allowed for call in self.model.queue
-        )
+        small_might = any(call.small for call in may_lead)
         self.overtaken = self.overtaken + 1 if small_might and not leader.small else 0
         assert self.overtaken <= 2
+        by_request = {call.request: call for call in model.queue}
         for request, start, stop in batch.slices:
-            assert start == by_request[request].handed_out
-            self.model.hand_out(by_request[request], stop - start)
-        self.model.released.discard(leader.request.group_key)
-        self.model.held_since.pop(leader.request.group_key, None)
-        self.model.running.append(batch)
-        self.model.let_in()
-        if self.watch is not None and self.watch.call.waiting:
-            self.watch.batches += 1
-            assert self.watch.batches <= math.ceil(4 * self.watch.owed / self.model.batch_size), (
-                "one more must finish it"
-            )
-
-    def look_at_the_oldest_large_call(self, allowed: set[Any]) -> None:
-        oldest = next(
-            (
-                call
-                for call in self.model.queue
-                if not call.small and call.request.group_key in allowed
-            ),
-            None,
-        )
-        if oldest is None:
-            self.watch = None
-        elif self.watch is None or self.watch.call is not oldest:
-            self.watch = Watch(oldest, owed=oldest.waiting)
+            model.hand_out(by_request[request], stop - start)
+        model.released.discard(leader.request.group_key)
+        model.held_since.pop(leader.request.group_key, None)
+        model.running.append(batch)
+        model.let_in()
+        if self.watch is not None and self.watch.waiting:
+            self.since += 1
+            most = math.ceil(4 * self.owed / model.batch_size)
+            assert self.since <= most, "one more must finish it"
 
     @precondition(lambda self: self.model.running)
     @rule(pick=picks, seconds=st.sampled_from([0.0, 0.001, 0.1]))
@@ -391,59 +329,43 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.model.batch_size = batch_size
         self.watch = None
 
-    @precondition(lambda self: not self.model.draining)
     @rule()
-    def close(self) -> None:
-        self.real.draining = True
-        self.model.draining = True
-
-    @precondition(lambda self: self.model.draining)
-    @rule()
-    def reopen(self) -> None:
-        self.real.draining = False
-        self.model.draining = False
-
-    # ------------------------------------------------------------ invariants
+    def close_or_reopen(self) -> None:
+        self.real.draining = self.model.draining = not self.model.draining
 
     @invariant()
-    def counts_agree(self) -> None:
-        assert self.real.waiting == self.model.waiting
-        assert len(self.real.blocked) == len(self.model.line)
-        assert self.real.waiting or not self.real.blocked
-        limit = self.model.policy.max_queue_size
-        assert limit is None or self.real.waiting <= limit or len(self.model.queue) == 1
-        assert self.real.in_flight == sum(batch.size for batch in self.model.running)
-        waiting = list(self.real)
-        assert len(waiting) == len(self.model.queue) + len(self.model.line)
-        assert set(waiting) == {call.request for call in (*self.model.queue, *self.model.line)}
-        assert list(self.real.running) == self.model.running
-        assert set(self.real._groups) == self.model.groups
-
-    @invariant()
-    def deadlines_agree(self) -> None:
-        assert self.real.has_room == self.model.has_room
-        assert len(self.real.running) <= self.model.policy.max_concurrent_batches
-        assert self.real.next_deadline() == self.model.deadline
-        self.model.look(AT_ONCE)
-        assert self.real.next_expiry() == self.model.expiry
+    def counts_and_moments_agree(self) -> None:
+        real, model = self.real, self.model
+        assert real.waiting == model.waiting
+        assert len(real.blocked) == len(model.line)
+        assert real.waiting or not real.blocked
+        limit = model.policy.max_queue_size
+        assert limit is None or real.waiting <= limit or len(model.queue) == 1
+        assert real.in_flight == sum(batch.size for batch in model.running)
+        waiting = list(real)
+        assert len(waiting) == len(model.queue) + len(model.line)
+        assert set(waiting) == {call.request for call in (*model.queue, *model.line)}
+        assert list(real.running) == model.running
+        assert set(real._groups) == model.groups
+        assert real.has_room == model.has_room
+        assert real.next_deadline() == model.deadline
+        model.look(AT_ONCE)
+        assert real.next_expiry() == model.expiry
 
     def teardown(self) -> None:
         """Check that all waiting calls leave after closing, and that the scheduler is empty."""
-        self.real.draining = True
-        self.model.draining = True
-        while self.model.running or self.model.queue:
-            while self.model.queue and self.model.has_room:
-                before = sum(call.waiting for call in self.model.calls)
+        real, model = self.real, self.model
+        real.draining = model.draining = True
+        while model.running or model.queue:
+            while model.queue and model.has_room:
+                before = sum(call.waiting for call in model.calls)
                 self.take()
-                assert sum(call.waiting for call in self.model.calls) < before
+                assert sum(call.waiting for call in model.calls) < before
             self.finish(0, 0.0)
-            self.counts_agree()
-        real = self.real
+            self.counts_and_moments_agree()
         assert not any([real.waiting, real.in_flight, real._groups, [*real], len(real.blocked)])
         assert real.next_deadline() == real.next_expiry() == NEVER
-        assert all(
-            call.cancelled or call.handed_out == call.request.size for call in self.model.calls
-        )
+        assert all(call.cancelled or call.handed_out == call.request.size for call in model.calls)
 
 
 @pytest.mark.parametrize("histories", [50, pytest.param(400, marks=pytest.mark.slow)])

@@ -46,14 +46,6 @@ def test_a_call_that_is_too_large_is_served_in_parts_and_later_ones_fit(
     assert (stats.memory_errors, stats.total_processed, stats.errors) == (7, 128, 0)
 
 
-def test_a_batch_that_is_too_large_fails_with_on_oom_raise(together: Make) -> None:
-    two = together(too_large(MemoryError()), on_oom="raise")
-    for answer in two.answers({"x": numpy.ones((5, 1))}, {"x": numpy.ones((4, 1))}):
-        assert type(answer) is MemoryError
-    assert len(two.seen) == 1
-    assert two.fn.stats.memory_errors == 0
-
-
 @pytest.mark.usefixtures("uncollected")
 def test_a_failed_attempt_is_freed_before_the_next(together: Make) -> None:
     alive: list[weakref.ref[Any]] = []
@@ -76,23 +68,19 @@ def test_a_failed_attempt_is_freed_before_the_next(together: Make) -> None:
     assert [result.tolist() for result in results] == [[[number + 1.0] * 2] for number in range(5)]
 
 
-class Work:
-    """Object that an attempt has in memory."""
-
-
 @pytest.mark.usefixtures("uncollected")
 def test_an_item_that_runs_out_of_memory_alone_keeps_no_memory_and_shows_every_line() -> None:
-    alive: list[weakref.ref[Work]] = []
+    alive: list[weakref.ref[Any]] = []
 
     def allocate() -> None:
-        work = Work()
+        work = numpy.ones(1)
         alive.append(weakref.ref(work))
         raise MemoryError
 
     @batched.aio.dynamically(on_oom="split")
     async def fn(items: list[int]) -> list[int]:
         assert [reference() for reference in alive] == [None] * len(alive)
-        work = Work()
+        work = numpy.ones(1)
         alive.append(weakref.ref(work))
         if 0 in items:
             allocate()
@@ -135,9 +123,6 @@ def test_a_task_that_has_handed_its_error_to_the_function_goes_on() -> None:
         return results
 
     assert asyncio.run(main()) == [0, 1, 2, 3]
-
-
-# --- how it is recognised
 
 
 @pytest.mark.parametrize(

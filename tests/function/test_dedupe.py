@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,11 +13,12 @@ from stage import BOUND, Gate
 
 
 class Deduping:
-    """A deduplicating function that records what it computes, and waits while it is held."""
+    """A deduplicating function that records what it computes."""
 
     def __init__(self, **settings: Any) -> None:
         self.computed: list[list[Any]] = []
         self.gate = Gate()
+        self.gate.opened.set()
         self.fn: Any = batched.dynamically(**{"dedupe": True, **settings})(self.compute)
 
     def compute(self, items: list[Any]) -> list[Any]:
@@ -28,6 +28,7 @@ class Deduping:
 
     def together(self, *items: Any) -> list[Any]:
         """Return the futures of items that share a batch, which has run."""
+        self.gate.opened.clear()
         first = self.fn.submit("first")
         assert self.gate.entered.wait(BOUND)
         futures = [self.fn.submit(item) for item in items]
@@ -36,17 +37,8 @@ class Deduping:
         return futures
 
 
-@pytest.fixture
-def deduping() -> Iterator[Deduping]:
-    made = Deduping()
-    yield made
-    made.gate.opened.set()
-    made.fn.shutdown()
-
-
-def test_equal_items_of_one_batch_are_computed_once_and_each_caller_has_its_own_result(
-    deduping: Deduping,
-) -> None:
+def test_equal_items_of_one_batch_are_computed_once_and_each_caller_has_its_own_result() -> None:
+    deduping = Deduping()
     results = [each.result(BOUND) for each in deduping.together("a", "b", "a", "a")]
     assert results == [["a", {}], ["b", {}], ["a", {}], ["a", {}]]
     assert deduping.computed == [["first"], ["a", "b"]]
@@ -55,7 +47,6 @@ def test_equal_items_of_one_batch_are_computed_once_and_each_caller_has_its_own_
 
 def test_a_list_is_as_large_as_its_distinct_items() -> None:
     deduping = Deduping(batch_size=2, max_queue_size=3, on_full="raise", isolate_errors=True)
-    deduping.gate.opened.set()
     results = deduping.fn([*"abab" * 100, "c"])
     assert results == [[letter, {}] for letter in [*"abab" * 100, "c"]]
     assert len({id(result) for result in results}) == 401
@@ -67,29 +58,28 @@ def test_a_list_is_as_large_as_its_distinct_items() -> None:
 
 def test_results_are_in_the_order_of_the_call_where_items_are_sorted_by_length() -> None:
     deduping = Deduping(length=len, batch_size=2)
-    deduping.gate.opened.set()
     items = ["a", "ccc", "bb", "a", "ccc", "dddd"]
     assert deduping.fn(items) == [[item, {}] for item in items]
     assert sorted(each for some in deduping.computed for each in some) == sorted({*items})
 
 
-def test_items_are_equal_by_type_and_value(deduping: Deduping) -> None:
+def test_items_are_equal_by_type_and_value() -> None:
+    deduping = Deduping()
     deduping.together(1, 1.0, True, (1,), (True,), 1)[-1].result(BOUND)
     assert len(deduping.computed[1]) == 5
 
 
 def test_a_function_may_return_the_key_of_an_item() -> None:
     deduping = Deduping(dedupe=lambda item: item["id"])
-    deduping.gate.opened.set()
     assert len(deduping.fn([{"id": 1}, {"id": 2}, {"id": 1}])) == 3
     assert deduping.computed == [[{"id": 1}, {"id": 2}]]
     with pytest.raises(KeyError, match="id"):
         deduping.fn({})
 
 
-def test_an_item_without_a_hash_is_an_error_of_its_caller(deduping: Deduping) -> None:
+def test_an_item_without_a_hash_is_an_error_of_its_caller() -> None:
     with pytest.raises(TypeError, match=r"compute: dedupe needs items .* a hash, got \[1\];"):
-        deduping.fn.submit([1])
+        Deduping().fn.submit([1])
 
 
 def test_each_caller_of_an_item_that_fails_has_an_exception_of_its_own() -> None:

@@ -35,12 +35,6 @@ class Owner:
         return items
 
 
-COUNTED = (Owner,)
-"""Classes of objects that are counted, besides those of the library. Threads and tasks of others
-may come and go.
-"""
-
-
 def workers() -> int:
     return sum(thread.name.startswith("batched-passing-") for thread in threading.enumerate())
 
@@ -52,13 +46,13 @@ def blocks() -> int:
 
 
 def objects() -> Counter[str]:
-    """Return the number of objects of each class."""
+    """Return the number of owners, and of objects of each class of the library."""
     gc.collect()
     types = map(type, gc.get_objects())
     return Counter(
         kind.__qualname__
         for kind in types
-        if str(kind.__module__).startswith("batched") or issubclass(kind, COUNTED)
+        if str(kind.__module__).startswith("batched") or issubclass(kind, Owner)
     )
 
 

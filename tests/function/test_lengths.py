@@ -54,10 +54,6 @@ def test_lengths_are_numbers_of_any_kind_and_measured_by_the_caller(number: Any)
     assert fn(["four", "eightlet"]) == ["four", "eightlet"]
     assert fn.stats.padding_waste == 0.25
     assert threads == {threading.get_ident()}
-    wrong: Any
-    for wrong in (lambda: 1, lambda item, more: 1):
-        with pytest.raises(TypeError, match="length must be a plain function of an item that"):
-            batched.dynamically(length=wrong)
 
 
 def test_an_item_without_len_needs_the_setting_length() -> None:
@@ -70,28 +66,20 @@ def test_an_item_without_len_needs_the_setting_length() -> None:
 @pytest.mark.parametrize(
     ("length", "error", "text"),
     [
-        (lambda item: 1 / 0, ZeroDivisionError, "division"),
         (lambda item: -1, ValueError, "length must return a number from 0 to [0-9]+, got -1"),
         (lambda item: None, TypeError, "length must return a number of at least 0, got None"),
         (lambda item: float("inf"), TypeError, "a number of at least 0, got inf"),
-        (
-            lambda item: 10**400,
-            ValueError,
-            "length must return a number from 0 to [0-9]+, got 1000",
-        ),
+        (lambda item: 10**400, ValueError, "a number from 0 to [0-9]+, got 1000"),
     ],
 )
 def test_an_item_without_a_length_fails_alone(
     length: Callable[[Any], Any], error: type[Exception], text: str
 ) -> None:
-    fn = batched.dynamically(length=lambda item: length(item) if item == "odd" else 1, name="fn")(
+    fn: Any = batched.dynamically(length=lambda item: length(item) if item == "odd" else 1)(
         lambda items: items
     )
-    with pytest.raises(error, match=text):
-        fn("odd")
-    with pytest.raises(error, match=text):
-        fn(["even", "odd"])
-    with pytest.raises(error, match=text):
-        fn.submit("odd")
+    for call in (fn, fn.submit, lambda item: fn(["even", item])):
+        with pytest.raises(error, match=text):
+            call("odd")
     assert fn("even") == "even"
     assert fn.stats.calls == 1

@@ -44,11 +44,6 @@ class Model:
     def inner(items: list[int]) -> list[int]:
         return [-item for item in items]
 
-    @staticmethod
-    @batched.dynamically
-    def outer(items: list[int]) -> list[int]:
-        return [-item for item in items]
-
     def negated_batch(self, items: list[int]) -> list[int]:
         return [-self.factor * item for item in items]
 
@@ -77,11 +72,8 @@ def test_each_instance_is_served_with_itself_also_through_its_class() -> None:
     assert one.scaled([1, 2], plus=1) == [3, 5]
     assert Model.scaled(one, [1, 2], plus=1) == [3, 5]
     assert (one.scaled.stats.calls, two.scaled.stats.calls) == (3, 1)
-    assert asyncio.run(_awaited(Model.awaited(one, 4))) == 8
-
-
-async def _awaited(awaitable: Any) -> Any:
-    return await awaitable
+    assert asyncio.run(Model.awaited(one, 4)) == 8
+    assert Model.inner(3) == one.inner(3) == -3
 
 
 def test_a_waiting_request_and_a_bound_method_keep_their_instance() -> None:
@@ -127,11 +119,9 @@ def test_equal_instances_stay_apart_and_copies_get_their_own() -> None:
         twin.x = 5
         assert twin.plus(1) == 6
         assert twin.plus.stats.calls == 1
-    assert dataclasses.fields(Point)[0].name == "x"
-    assert len(dataclasses.fields(Point)) == 1
 
 
-def test_slots_without_weakref_are_refused_with_advice() -> None:
+def test_an_instance_without_weak_references_and_an_item_in_its_place_are_refused() -> None:
     class Slotted:
         __slots__ = ("x",)
 
@@ -139,26 +129,14 @@ def test_slots_without_weakref_are_refused_with_advice() -> None:
         def method(self, items: list[int]) -> list[int]:
             return items
 
-    class Fine:
-        __slots__ = ("__weakref__",)
-
-        @batched.dynamically
-        def method(self, items: list[int]) -> list[int]:
-            return items
-
     with pytest.raises(TypeError, match=r"type Slotted .* add '__weakref__' to them"):
         Slotted().method(1)
-    assert Fine().method(1) == 1
-
-
-def test_an_item_in_place_of_an_instance_is_refused_with_advice() -> None:
-    for item in (3, "x", [3]):
-        with pytest.raises(
-            TypeError,
-            match=rf"^Model\.scaled is a method, and got an object of type {type(item).__name__} "
-            "as its instance: call it on an instance of its class;.* wrap it in staticmethod$",
-        ):
-            Model.scaled(item)
+    with pytest.raises(
+        TypeError,
+        match=r"^Model\.scaled is a method, and got an object of type int as its instance: call "
+        r"it on an instance of its class;.* wrap it in staticmethod$",
+    ):
+        Model.scaled(3)
 
 
 def test_other_settings_on_a_method_are_for_that_instance() -> None:
@@ -231,15 +209,9 @@ def test_a_method_knows_its_instance_and_the_method_of_its_class() -> None:
     model = Model(2)
     assert model.scaled.__self__ is model
     assert model.scaled.__func__ is Model.scaled
-    assert model.scaled.__func__(model, 5) == 10
     assert Derived.named.__self__ is Derived
     assert Derived.named.__func__(Derived, 1) == "Derived1"
-    for unbound in (
-        Model.scaled,
-        Model.inner,
-        model.inner,
-        batched.dynamically(model.scaled.__wrapped__),
-    ):
+    for unbound in (Model.scaled, Model.inner, batched.dynamically(model.scaled.__wrapped__)):
         assert not hasattr(unbound, "__self__")
         assert not hasattr(unbound, "__func__")
 
@@ -263,7 +235,7 @@ def test_a_mock_in_place_of_a_method_is_of_its_kind(target: Any) -> None:
     ):
         assert model.scaled(5, plus=1) == 7
         plain.assert_called_once_with(5, plus=1)
-        assert asyncio.run(_awaited(model.awaited(5))) == 8
+        assert asyncio.run(model.awaited(5)) == 8
         with pytest.raises(AttributeError):
             model.scaled.no_such_thing()
     assert model.scaled(5, plus=1) == 11
@@ -272,23 +244,18 @@ def test_a_mock_in_place_of_a_method_is_of_its_kind(target: Any) -> None:
 def test_a_method_looks_like_the_function_it_wraps() -> None:
     model = Model(2)
     for method in (model.scaled, Model.scaled):
-        assert method.__name__ == "scaled"
+        assert (method.__name__, method.__module__) == ("scaled", __name__)
         assert method.__qualname__ == "Model.scaled"
         assert method.__doc__ == "Return items times the factor."
-        assert method.__module__ == __name__
+        assert "Model.scaled" in repr(method)
+        assert not inspect.iscoroutinefunction(method)
     assert model.scaled.__wrapped__([1]) == [2]
     assert Model.scaled.__wrapped__(model, [1]) == [2]
-    assert (
-        str(inspect.signature(model.scaled))
-        == "(items: 'list[int]', plus: 'int' = 0) -> 'list[int]'"
-    )
+    said = "(items: 'list[int]', plus: 'int' = 0) -> 'list[int]'"
+    assert str(inspect.signature(model.scaled)) == said
     assert list(inspect.signature(Model.scaled).parameters) == ["self", "items", "plus"]
     assert inspect.iscoroutinefunction(model.awaited)
     assert inspect.iscoroutinefunction(Model.awaited)
-    assert not inspect.iscoroutinefunction(model.scaled)
-    assert not inspect.iscoroutinefunction(Model.scaled)
-    assert repr(model.scaled) == "<batched Model.scaled>"
-    assert "Model.scaled" in repr(Model.scaled)
     with pytest.raises(AttributeError, match="of an instance"):
         _ = Model.scaled.stats
 
@@ -296,39 +263,31 @@ def test_a_method_looks_like_the_function_it_wraps() -> None:
 # --- every batched function of the process
 
 
-def test_live_functions_are_listed_with_each_instance_that_was_called() -> None:
+def test_live_functions_are_listed_with_each_instance_or_class_that_was_called() -> None:
     class Model:
         @batched.dynamically
         def double(self, items: list[int]) -> list[int]:
             return [2 * item for item in items]
+
+        @batched.dynamically
+        @classmethod
+        def halve(cls, items: list[int]) -> list[float]:
+            return [item / 2 for item in items]
 
     @batched.dynamically
     def triple(items: list[int]) -> list[int]:
         return [3 * item for item in items]
 
     first, second = Model(), Model()
-    first.double(1), second.double(2), second.double(3)
-    mine = [fn for fn in batched.live() if fn in (triple, first.double, second.double)]
-    assert sorted(fn.stats.calls for fn in mine) == [0, 1, 2]
-    assert first.double in mine
-    gone = second.double
-    del second, mine, gone
-    gc.collect()
-    names = [fn.__name__ for fn in batched.live()]
-    assert names.count("double") == 1
-    del triple
-    gc.collect()
-    assert "triple" not in [fn.__name__ for fn in batched.live()]
+    first.double(1), second.double(2), second.double(3), first.halve(4)
+    known = triple, first.double, second.double, Model.halve
+    mine = [fn for fn in batched.live() if fn in known]
+    assert sorted(fn.stats.calls for fn in mine) == [0, 1, 1, 2]
+    del second, mine, known, triple
 
+    def left() -> list[int]:
+        gc.collect()
+        names = [fn.__name__ for fn in batched.live()]
+        return [names.count(name) for name in ("double", "halve", "triple")]
 
-def test_methods_of_a_class_are_listed_with_the_class_that_was_called() -> None:
-    class Model:
-        @batched.dynamically
-        @classmethod
-        def halve(cls, items: list[int]) -> list[float]:
-            return [item / 2 for item in items]
-
-    assert Model().halve(3) == 1.5
-    for _ in range(2):
-        (found,) = [fn for fn in batched.live() if fn.__name__ == "halve"]
-        assert (found.stats.calls, found == Model.halve) == (1, True)
+    wait_until(lambda: left() == [1, 1, 0])  # the worker may have answered a moment ago

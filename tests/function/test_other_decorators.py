@@ -70,7 +70,6 @@ class Case(NamedTuple):
     coroutine: tuple[str, ...] = BOTH
 
 
-retry = stamina.retry(on=ConnectionError, attempts=2, wait_initial=0, wait_jitter=0)
 waits = Histogram("waits", "Waits", registry=None)
 
 CASES = {
@@ -89,7 +88,7 @@ CASES = {
         lambda func: typing_extensions.deprecated("use another", category=None)(func)
     ),
     "`unittest.mock.patch`": Case(unittest.mock.patch("os.sep", "/")),
-    "`stamina.retry`": Case(retry),
+    "`stamina.retry`": Case(stamina.retry(on=ConnectionError)),
     "`tenacity.retry`": Case(tenacity.retry(stop=tenacity.stop_after_attempt(2))),
     "`wrapt.decorator`": Case(passed_on),
     "OpenTelemetry, `start_as_current_span`": Case(
@@ -169,32 +168,3 @@ def test_the_table_of_the_page_is_true() -> None:
         for name, case in CASES.items()
     }
     assert stated == tried
-
-
-@pytest.mark.parametrize("place", BOTH)
-def test_a_retry_above_repeats_a_call_and_one_below_a_batch(place: str) -> None:
-    batches = []
-
-    def double(items: list[int]) -> list[int]:
-        batches.append(items)
-        if len(batches) == 1:
-            raise ConnectionError
-        return [2 * item for item in items]
-
-    fn: Any = retry(batched.dynamically(double))
-    assert (fn if place == ABOVE else batched.dynamically(retry(double)))(4) == 8
-    assert batches == [[4], [4]]
-
-
-class Kind:
-    @classmethod
-    @wraps
-    @batched.dynamically
-    def named(cls, items: list[int]) -> list[str]:
-        return [f"{cls.__name__}{item}" for item in items]
-
-
-def test_a_class_method_above_gets_the_class() -> None:
-    derived: Any = type("Derived", (Kind,), {})
-    assert [Kind.named(3), Kind().named(3)] == ["Kind3", "Kind3"]
-    assert [derived.named(3), derived().named(3)] == ["Derived3", "Derived3"]

@@ -59,6 +59,11 @@ def test_a_callable_object_pickles_by_value() -> None:
     assert twin.options == fn.options
 
 
+def test_a_function_with_other_settings_is_not_pickled_as_the_one_of_its_name() -> None:
+    with pytest.raises((pickle.PicklingError, AttributeError), match="not the same object"):
+        pickle.dumps(doubled.with_options(batch_size=3))
+
+
 SCRIPT = """
 import sys
 import batched
@@ -147,17 +152,3 @@ def test_multiprocessing_takes_functions_of_a_script_to_its_processes(tmp_path: 
                 check([pool.apply(func, (3,)) for func in functions()])
         """,
     )
-
-
-def test_a_function_without_a_name_is_sent_by_value_with_settings_of_its_own() -> None:
-    @batched.dynamically(batch_size=7)
-    def double(items: list[int]) -> list[int]:
-        return [2 * item for item in items]
-
-    assert double(1) == 2
-    twin: Any = pickle.loads(cloudpickle.dumps(double))
-    assert (twin.stats.calls, twin.options["batch_size"], twin.__name__) == (0, 7, "double")
-    double.shutdown()
-    assert twin(3) == 6
-    with pytest.raises((pickle.PicklingError, AttributeError), match="not the same object"):
-        pickle.dumps(doubled.with_options(batch_size=3))

@@ -15,11 +15,6 @@ def score(queries: list[str], passages: list[str], *, scale: float = 1.0) -> lis
     return [scale * (10 * len(q) + len(p)) for q, p in zip(queries, passages, strict=True)]
 
 
-@batched.aio.dynamically(unpack=True)
-async def add(a: list[int], b: list[int], c: list[int]) -> list[int]:
-    return [sum(parts) for parts in zip(a, b, c, strict=True)]
-
-
 class Model:
     factor = 2
 
@@ -42,15 +37,6 @@ def test_parts_are_arguments_and_lists_are_of_tuples() -> None:
     assert list(score.map([("a", "bc"), ("ab", "c")])) == [12, 21]
     assert asyncio.run(score.acall("a", "bc")) == 12
     assert asyncio.run(score.acall([("a", "bc")])) == [12]
-
-
-def test_coroutine_functions_take_parts() -> None:
-    async def main() -> list[Any]:
-        results: list[Any] = list(await asyncio.gather(add(1, 2, 3), add(4, 5, 6)))
-        results += await add([(1, 2, 3)]), await add.submit((1, 2, 3))
-        return results + [each async for each in add.map([(1, 2, 3)])]
-
-    assert asyncio.run(main()) == [6, 15, [6], 6, 6]
 
 
 def test_methods_take_parts() -> None:

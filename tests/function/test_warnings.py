@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -11,35 +12,26 @@ import batched
 from stage import BOUND, Gate
 
 
-def run_in_groups(fn: Any, gate: Gate, arguments: list[dict[str, Any]]) -> None:
-    """Let calls with these arguments wait together, and then run."""
-    first = fn.submit("first")
-    assert gate.entered.wait(BOUND)
-    futures = [fn.submit("item", **each) for each in arguments]
-    gate.opened.set()
-    for future in (first, *futures):
-        future.result(BOUND)
-    fn.shutdown()
-
-
 @pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        ([{"seed": number} for number in range(50)], True),
-        ([{"seed": number % 2} for number in range(50)], False),
-        ([{"seed": number} for number in range(20)], False),
-    ],
+    ("seeds", "told"), [(range(50), True), ([0, 1] * 25, False), (range(20), False)]
 )
 def test_an_argument_that_differs_in_each_call_is_named_once(
-    arguments: list[dict[str, Any]], told: bool, caplog: pytest.LogCaptureFixture
+    seeds: Iterable[int], told: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     gate = Gate()
 
+    @batched.dynamically
     def draw(items: list[str], seed: int = 0, scale: float = 1.0) -> list[str]:
         return gate(items)
 
     with caplog.at_level(logging.WARNING, "batched"):
-        run_in_groups(batched.dynamically(draw), gate, arguments)
+        futures = [draw.submit("first")]
+        assert gate.entered.wait(BOUND)
+        futures += [draw.submit("item", seed=seed) for seed in seeds]
+        gate.opened.set()
+        for future in futures:
+            future.result(BOUND)
+        draw.shutdown()
     messages = [each.getMessage() for each in caplog.records]
     assert len(messages) == told
     assert all("these differ in seed." in each for each in messages)
@@ -61,30 +53,29 @@ class Model:
         return items
 
 
-def test_an_instance_for_each_call_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def by_an_instance(texts: Any) -> None:
+    Model().embed(texts)
+
+
+def by_a_function(texts: Any) -> None:
+    @batched.dynamically
+    def embed(items: list[str]) -> list[str]:
+        return items
+
+    embed(texts)
+
+
+@pytest.mark.parametrize("handle", [by_an_instance, by_a_function])
+def test_a_queue_for_each_call_is_told_once(
+    handle: Callable[[Any], None], caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.WARNING, "batched"):
         for _ in range(40):
-            Model().embed(["one", "two"])
-        assert caplog.records == [], "larger batches are nothing to tell"
-        for _ in range(80):
-            Model().embed("text")
-    (message,) = [each.getMessage() for each in caplog.records]
-    assert message.startswith("32 queues in a row have run Model.embed in batches of one item:")
-
-
-def test_a_function_decorated_for_each_call_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    def handle(*texts: str) -> None:
-        @batched.dynamically
-        def embed(items: list[str]) -> list[str]:
-            return items
-
-        embed([*texts])
-
-    with caplog.at_level(logging.WARNING, "batched"):
-        for _ in range(40):
-            handle("one", "two")
+            handle(["one", "two"])
         assert caplog.records == [], "larger batches are nothing to tell"
         for _ in range(80):
             handle("text")
     (message,) = [each.getMessage() for each in caplog.records]
+    assert message.startswith("32 queues in a row have run ")
+    assert ".embed in batches of one item: " in message
     assert "Decorate once, outside the function that handles a call" in message

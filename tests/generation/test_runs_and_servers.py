@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -22,12 +21,11 @@ from batched import offline
 from batched.errors import RunMismatch
 from batched.generation import TextGenerator
 from language_models import VOCABULARY, batches_of, full_batches, model, tokenizer
+from pages import ROOT, blocks
 from server.serving import served
 
 pytestmark = pytest.mark.model
 
-PAGE = Path(__file__).parents[2] / "docs/generation.md"
-EXAMPLES = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 CLIENTS, LEAVING = 8, 3
 TOKENS = 30
 
@@ -85,7 +83,8 @@ def test_clients_that_leave_a_server_leave_the_batch_and_the_rest_get_their_text
     generator = full_batches(CLIENTS, min_new_tokens=TOKENS)
     monkeypatch.setattr(TextGenerator, "from_pretrained", lambda _: generator)
     names: dict[str, Any] = {"__name__": "example"}
-    exec(next(example for example in EXAMPLES if "FastAPI" in example), names)
+    page = (ROOT / "docs/generation.md").read_text()
+    exec(next(code for _, code in blocks(page, "python") if "FastAPI" in code), names)
     left = threading.Event()
     prompts = ["the quick brown fox jumps"[: 2 + number] for number in range(CLIENTS)]
 
@@ -110,10 +109,7 @@ def test_clients_that_leave_a_server_leave_the_batch_and_the_rest_get_their_text
             assert (await http.get("/write", params={"prompt": ""})).status_code == 400
             return await asyncio.gather(*clients)
 
-    with (
-        batches_of(lambda step, _: step != 10 or left.wait(30)) as sizes,
-        generator,
-    ):
+    with batches_of(lambda step, _: step != 10 or left.wait(30)) as sizes, generator:
         texts = asyncio.run(main())
     # the first piece comes from the prompt, so that a client may leave before the first step
     assert sizes[10:] == [CLIENTS - LEAVING] * (TOKENS - 11)

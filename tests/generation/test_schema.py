@@ -82,6 +82,23 @@ def test_a_text_that_is_cut_off_is_an_error_of_its_caller() -> None:
         texts("a colour", max_new_tokens=4)
 
 
+class Odd(pydantic.BaseModel):
+    warm: bool
+
+    @pydantic.field_validator("warm")
+    @classmethod
+    def refuse(cls, warm: bool) -> bool:
+        raise KeyError(warm)
+
+
+def test_an_error_at_the_end_of_a_text_is_an_error_of_its_caller() -> None:
+    with generator(max_new_tokens=60) as texts:
+        other = texts.submit([5, 6, 7], min_new_tokens=60)
+        odd = texts.submit([8, 9], schema=Odd)
+        assert isinstance(odd.exception(60), KeyError)
+        assert other.result() == texts([5, 6, 7], min_new_tokens=60)
+
+
 def test_wrong_schemas_are_told_at_once() -> None:
     with pytest.raises(TypeError, match="schema must be a class of pydantic or a JSON schema"):
         generator(schema=int)

@@ -44,16 +44,11 @@ class Adapter(torch.nn.Module):
         return self.base_model.generate(**inputs)
 
 
-def of_peft(kind: str) -> Any:
+def of_peft(kind: str, **settings: Any) -> Any:
     def wrap(model: Any) -> Any:
         peft = pytest.importorskip("peft")
-        task = {"task_type": "CAUSAL_LM"}
-        layers = {"target_modules": ["q_proj"], "init_lora_weights": False}
-        configs = {
-            "LoRA": lambda: peft.LoraConfig(**task, **layers),
-            "prompt tuning": lambda: peft.PromptTuningConfig(**task, num_virtual_tokens=4),
-        }
-        return peft.get_peft_model(model, configs[kind]()).eval()
+        config = getattr(peft, kind)(task_type="CAUSAL_LM", **settings)
+        return peft.get_peft_model(model, config).eval()
 
     return wrap
 
@@ -70,8 +65,8 @@ def eager() -> Iterator[None]:
     [
         pytest.param(lambda model: torch.compile(model, backend="eager"), id="compiled"),
         pytest.param(Adapter, id="adapter"),
-        pytest.param(of_peft("LoRA"), id="LoRA"),
-        pytest.param(of_peft("prompt tuning"), id="prompt tuning"),
+        pytest.param(of_peft("LoraConfig", init_lora_weights=False), id="LoRA"),
+        pytest.param(of_peft("PromptTuningConfig", num_virtual_tokens=4), id="prompt tuning"),
     ],
 )
 def test_a_wrapped_model_gives_the_texts_of_its_own_generate_and_is_not_changed(wrap: Any) -> None:

@@ -7,8 +7,9 @@ import math
 import pickle
 import socket
 import urllib.error
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from email.message import Message
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,11 +32,7 @@ def http_error(status: int, headers: dict[str, str] | None = None) -> Exception:
     """Return the error of httpx for an answer with that status."""
     request = httpx.Request("POST", "https://api.example/v1")
     response = httpx.Response(status, headers=headers, request=request)
-    try:
-        response.raise_for_status()
-    except httpx.HTTPStatusError as error:
-        return error
-    raise AssertionError
+    return httpx.HTTPStatusError("no", request=request, response=response)
 
 
 def urllib_error(status: int, headers: dict[str, str] | None = None) -> Exception:
@@ -68,16 +65,10 @@ def aws(code: str, status: int, headers: dict[str, str] | None = None) -> Except
     return error
 
 
-class Code:
-    """A status of gRPC."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-
 def grpc(name: str) -> Exception:
     base = type("RpcError", (Exception,), {})
-    error: Exception = with_attributes("_InactiveRpcError", (base,), code=lambda _: Code(name))
+    status = SimpleNamespace(name=name)
+    error: Exception = with_attributes("_InactiveRpcError", (base,), code=lambda _: status)
     return error
 
 
@@ -107,13 +98,12 @@ class Hostile(Exception):
 
 
 SERVICE = [
-    *(ConnectionError("refused"), ConnectionResetError(), BrokenPipeError(), TimeoutError()),
-    *(socket.gaierror(-2, "Name or service not known"), http.client.RemoteDisconnected("closed")),
-    *(http.client.IncompleteRead(b""), urllib_error(503), urllib_error(429)),
-    *(urllib.error.URLError(ConnectionRefusedError()), urllib.error.URLError(socket.gaierror())),
-    *(httpx.ConnectError("refused"), httpx.ReadTimeout("slow"), httpx.PoolTimeout("slow")),
+    *(ConnectionResetError(), TimeoutError(), socket.gaierror(-2, "Name or service not known")),
+    *(http.client.IncompleteRead(b""), urllib_error(503)),
+    urllib.error.URLError(ConnectionRefusedError()),
+    *(httpx.ConnectError("refused"), httpx.ReadTimeout("slow")),
     *(httpx.RemoteProtocolError("half an answer"), http_error(408), http_error(429)),
-    *(http_error(500), http_error(502), http_error(529)),
+    *(http_error(500), http_error(529)),
     with_attributes("ConnectionError", (OSError,)),  # requests
     with_attributes("ReadTimeout", (type("Timeout", (OSError,), {}),)),  # requests
     with_attributes("HTTPError", (OSError,), response=Answer(503)),  # requests
@@ -123,29 +113,24 @@ SERVICE = [
     with_attributes("ClientResponseError", status=504),  # aiohttp
     with_attributes("ServiceUnavailable", code=http.HTTPStatus.SERVICE_UNAVAILABLE),  # google
     with_attributes("EndpointConnectionError", (type("HTTPClientError", (Exception,), {}),)),
-    *(aws("InternalFailure", 500), aws("ThrottlingException", 400)),
-    *(aws("ProvisionedThroughputExceededException", 400), grpc("UNAVAILABLE")),
-    *(grpc("RESOURCE_EXHAUSTED"), chained(RuntimeError("no embedding"), ConnectionError())),
+    *(aws("InternalFailure", 500), aws("ThrottlingException", 400), grpc("UNAVAILABLE")),
     chained(RuntimeError(), chained(RuntimeError(), http_error(503))),
     ExceptionGroup("two", [ConnectionError(), http_error(429)]),
     RemoteError("APIError: busy", "", is_service=True),
 ]
 
 OF_A_ROW = [
-    *(ValueError("bad row"), FileNotFoundError("no such file"), PermissionError("no")),
-    *(OSError(28, "No space left on device"), KeyError("status"), urllib_error(404)),
-    *(urllib.error.URLError("unknown url type: x"), urllib.error.URLError(FileNotFoundError())),
-    *(httpx.UnsupportedProtocol("x://"), httpx.InvalidURL("//"), http_error(400), http_error(401)),
-    *(http_error(403), http_error(404), http_error(422)),
+    *(ValueError("bad row"), FileNotFoundError("no such file"), KeyError("status")),
+    *(urllib_error(404), urllib.error.URLError("unknown url type: x")),
+    *(httpx.UnsupportedProtocol("x://"), http_error(400), http_error(401), http_error(403)),
     with_attributes("HTTPError", (OSError,), response=Answer(400)),
     with_attributes("BadRequestError", status_code=400, code="invalid_request"),
     with_attributes("ParseError", code=4),  # of XML: no status
     with_attributes("Odd", status=True),
     with_attributes("ConnectionError", status_code=404),  # its status says more than its name
-    *(aws("AccessDenied", 403), aws("ValidationException", 400), grpc("INVALID_ARGUMENT")),
+    *(aws("ValidationException", 400), grpc("INVALID_ARGUMENT")),
     with_attributes("Odd", (type("RpcError", (Exception,), {}),), code=lambda: 1),
     *(in_context(ValueError("bad row"), ConnectionError()), circle()),
-    chained(ValueError("bad row"), KeyError("x")),
     ExceptionGroup("two", [ConnectionError(), ValueError()]),
     *(TimeLimitExceeded("fn took longer"), WorkerDied("the process exited")),
     *(RemoteError("ValueError: bad row", ""), MemoryError(), SystemExit(503), KeyboardInterrupt()),
@@ -162,51 +147,47 @@ def test_retry_names_more_errors() -> None:
     class Busy(Exception):
         pass
 
-    assert is_service_error(Busy(), (Busy,))
     assert Retry(on=(Busy,)).is_service_fault(Busy())
     assert not Retry().is_service_fault(Busy())
     assert Retry().is_service_fault(ConnectionError())
 
 
+RESETS = {
+    "x-ratelimit-remaining-requests": "0",
+    "x-ratelimit-reset-requests": "1m2s",
+    "x-ratelimit-remaining-tokens": "7",
+    "x-ratelimit-reset-tokens": "1h2m",
+}
 NAMED: list[tuple[BaseException, float | None]] = [
     (http_error(429, {"Retry-After": "7"}), 7.0),
-    (http_error(503, {"retry-after": "0.5"}), 0.5),
     (http_error(503, {"Retry-After": "Thu, 01 Jan 2026 12:00:30 GMT"}), 30.0),
+    (http_error(503, {"Retry-After": "Thu, 01 Jan 2026 12:00:30 -0000"}), 30.0),
     (http_error(503, {"Retry-After": "Thu, 01 Jan 2026 11:00:00 GMT"}), 0.0),
     (http_error(429, {"Retry-After": "9", "retry-after-ms": "250"}), 0.25),
     (http_error(429, {"Retry-After": "soon"}), None),
     (http_error(429, {"Retry-After": "-1"}), None),
-    (http_error(429, {"Retry-After": "nan"}), None),
+    (http_error(429, RESETS), 62.0),
     (http_error(429), None),
-    (urllib_error(503, {"Retry-After": "3"}), 3.0),
+    (urllib_error(503, {"Retry-After": "0.5"}), 0.5),
     (with_attributes("E", response=Answer(429, {"RETRY-AFTER": "4"})), 4.0),
     (aws("Throttling", 400, {"retry-after": "5"}), 5.0),
     (with_attributes("FloodWait", retry_after=11), 11.0),
     (with_attributes("FloodWait", retry_after=math.inf), None),
     (RemoteError("E", "", True, 2.5), 2.5),
-    (ValueError("no headers"), None),
     (Hostile(), None),
 ]
 
 
 def test_the_wait_that_a_service_names_is_read_in_each_form() -> None:
     assert [retry_after(error, NOW) for error, _ in NAMED] == [seconds for _, seconds in NAMED]
-
-
-def test_a_date_is_compared_with_the_present() -> None:
     past = http_error(503, {"Retry-After": "Thu, 01 Jan 2015 12:00:30 GMT"})
-    assert retry_after(past) == 0.0
-    no_zone = http_error(503, {"Retry-After": "Thu, 01 Jan 2026 12:00:30 -0000"})
-    assert retry_after(no_zone, NOW) == 30.0
-    assert retry_after(no_zone, NOW + timedelta(days=1)) == 0.0
+    assert retry_after(past) == 0.0  # a date is compared with the present
 
 
 def test_a_wrong_retry_is_refused() -> None:
     wrong: list[tuple[dict[str, Any], type[Exception], str]] = [
         ({"attempts": 0}, ValueError, "attempts must be at least 1, got 0"),
-        ({"attempts": 2.0}, TypeError, "attempts must be an integer of at least 1, got 2.0"),
         ({"on": [ValueError]}, TypeError, "on must be a tuple of exception classes"),
-        ({"on": (1,)}, TypeError, "on must be a tuple of exception classes"),
         ({"wait_max": math.nan}, ValueError, "wait_max must be a number of at least 0, got nan"),
     ]
     for setting, kind, message in wrong:
@@ -225,11 +206,17 @@ def raised(error: Exception) -> Exception:
         return caught
 
 
-def test_an_error_is_described_by_class_message_and_lines() -> None:
-    text = error_text(raised(ValueError("bad row")))
+def test_an_error_is_described_by_class_message_and_lines_from_the_function_on() -> None:
+    def fn(items: list[int]) -> list[int]:
+        raise ValueError("bad row")
+
+    (error,) = outcome(fn, [1]).results
+    text = error_text(error)
     assert text.error == "ValueError: bad row"
-    assert "raise error\n" in text.traceback
-    assert text.traceback.rstrip().endswith("ValueError: bad row")
+    first, *lines, last = text.traceback.splitlines()
+    assert first.startswith("Traceback")
+    assert lines[0].endswith("in fn")
+    assert last == "ValueError: bad row"
     assert error_text(ValueError()).error == "ValueError"
 
 
@@ -245,24 +232,12 @@ def test_the_text_of_an_error_that_is_raised_again_and_again_is_bounded() -> Non
     assert error_text(error).traceback.count("in fn") <= MOST_FRAMES
 
 
-def test_tracebacks_begin_with_the_function() -> None:
-    def fn(items: list[int]) -> list[int]:
-        raise ValueError("bad row")
-
-    (error,) = outcome(fn, [1]).results
-    lines = error_text(error).traceback.splitlines()
-    assert lines[0].startswith("Traceback")
-    assert lines[1].endswith("in fn")
-
-
 class Mute(RuntimeError):
     def __str__(self) -> str:
         raise RuntimeError("no message")
 
 
-def test_an_error_without_a_message_is_described(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_error_without_a_message_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
     assert error_text(Mute()).error == "Mute: its message cannot be made: RuntimeError"
     # notes, causes and groups may have code of the user
     monkeypatch.setattr("traceback.format_exception", lambda *_: fail("raise"))

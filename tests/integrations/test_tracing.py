@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -31,30 +30,6 @@ def tracer(monkeypatch: pytest.MonkeyPatch) -> Any:
     return provider.get_tracer("callers"), exporter
 
 
-def decorated(plain: Callable[[list[int]], list[Any]], coroutine: bool, **settings: Any) -> Any:
-    """Return a batched function, which awaits something if it is to be a coroutine function."""
-
-    async def awaited(items: list[int]) -> list[Any]:
-        await asyncio.sleep(0)
-        return plain(items)
-
-    decorator: Any = (batched.aio if coroutine else batched).dynamically(**settings)
-    return decorator(awaited if coroutine else plain)
-
-
-def check_links(spans: Any, callers: int) -> None:
-    (batch,) = [span for span in spans if span.name.startswith("batch ")]
-    of_callers = {span.context.span_id: span for span in spans if span.name.startswith("caller ")}
-    assert batch.parent is None
-    assert len(of_callers) == callers
-    assert {link.context.span_id for link in batch.links} == of_callers.keys()
-    for span in of_callers.values():
-        assert [link.context.span_id for link in span.links] == [batch.context.span_id]
-    (inner,) = [span for span in spans if span.name == "inner"]
-    assert inner.parent.span_id == batch.context.span_id
-    assert batch.attributes["batched.batch.size"] == callers
-
-
 @pytest.mark.parametrize("coroutine", [False, True])
 def test_a_batch_shows_its_callers_and_each_caller_its_batch(tracer: Any, coroutine: bool) -> None:
     tracing, exporter = tracer
@@ -63,7 +38,13 @@ def test_a_batch_shows_its_callers_and_each_caller_its_batch(tracer: Any, corout
         with tracing.start_as_current_span("inner"):
             return items
 
-    fn = decorated(plain, coroutine, batch_size=3, flush="window", timeout_ms=60_000)
+    async def awaited(items: list[int]) -> list[int]:
+        await asyncio.sleep(0)
+        return plain(items)
+
+    decorator: Any = (batched.aio if coroutine else batched).dynamically
+    settings = {"batch_size": 3, "flush": "window", "timeout_ms": 60_000}
+    fn = decorator(**settings)(awaited if coroutine else plain)
 
     async def call(number: int) -> None:
         with tracing.start_as_current_span(f"caller {number}"):
@@ -73,21 +54,36 @@ def test_a_batch_shows_its_callers_and_each_caller_its_batch(tracer: Any, corout
         await asyncio.gather(*map(call, range(3)))
 
     asyncio.run(main())
-    check_links(exporter.get_finished_spans(), 3)
+    spans = exporter.get_finished_spans()
+    (batch,) = [span for span in spans if span.name.startswith("batch ")]
+    of_callers = {span.context.span_id: span for span in spans if span.name.startswith("caller ")}
+    assert batch.parent is None
+    assert len(of_callers) == batch.attributes["batched.batch.size"] == 3
+    assert {link.context.span_id for link in batch.links} == of_callers.keys()
+    for span in of_callers.values():
+        assert [link.context.span_id for link in span.links] == [batch.context.span_id]
+    (inner,) = [span for span in spans if span.name == "inner"]
+    assert inner.parent.span_id == batch.context.span_id
 
 
-def test_a_span_tells_that_items_failed(tracer: Any) -> None:
-    _, exporter = tracer
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise KeyboardInterrupt
 
-    @batched.dynamically(name="failing")
-    def fn(items: list[int]) -> list[Any]:
-        return [ValueError("odd") if item % 2 else item for item in items]
 
-    with pytest.raises(ValueError, match="odd"):
+@pytest.mark.parametrize(("error", "text"), [(ValueError("odd"), "odd"), (Unprintable(), None)])
+def test_an_error_reaches_its_caller_and_ends_the_span_which_tells_it(
+    tracer: Any, error: Exception, text: str | None
+) -> None:
+    @batched.dynamically
+    def fn(items: list[int]) -> list[int]:
+        raise error
+
+    with fn, pytest.raises(type(error)):
         fn(1)
-    (span,) = exporter.get_finished_spans()
-    assert span.attributes["error.type"] == "ValueError"
-    assert span.status.description == "odd"
+    (span,) = tracer[1].get_finished_spans()
+    assert span.attributes["error.type"] == type(error).__name__
+    assert (span.status.status_code.name, span.status.description) == ("ERROR", text)
 
 
 def test_callers_of_rows_that_join_are_linked_to_the_run(tracer: Any) -> None:
@@ -111,23 +107,6 @@ def test_callers_of_rows_that_join_are_linked_to_the_run(tracer: Any) -> None:
     assert {link.context.span_id for batch in batches for link in batch.links} >= callers
 
 
-class Unprintable(Exception):
-    def __str__(self) -> str:
-        raise KeyboardInterrupt
-
-
-def test_an_error_whose_text_raises_reaches_its_caller_and_ends_its_span(tracer: Any) -> None:
-    @batched.dynamically
-    def fn(items: list[int]) -> list[int]:
-        raise Unprintable
-
-    with fn, pytest.raises(Unprintable):
-        fn(1)
-    (span,) = tracer[1].get_finished_spans()
-    assert span.attributes["error.type"] == "Unprintable"
-    assert span.status.status_code.name == "ERROR"
-
-
 def test_the_span_of_a_batch_ends_with_the_loop_that_runs_it(tracer: Any) -> None:
     _, exporter = tracer
 
@@ -148,26 +127,19 @@ def test_the_span_of_a_batch_ends_with_the_loop_that_runs_it(tracer: Any) -> Non
     assert [span.name for span in exporter.get_finished_spans()] == ["batch left"]
 
 
-def test_a_tracer_that_fails_harms_no_caller_and_each_kind_is_logged_once(
+def test_a_tracer_and_a_meter_that_fail_harm_no_caller_and_are_logged_once(
     tracer: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Failing:
         def get_tracer(self, *_: Any, **__: Any) -> Any:
             return self  # a tracer that starts no span
 
-    batched.tracing.opentelemetry(provider=Failing())  # type: ignore[arg-type]
-    with batched.dynamically(lambda items: items) as fn:
-        assert [fn(1), fn(2)] == [1, 2]
-    assert caplog.text.count("the span of a batch could not begin") == 1
-
-
-def test_a_meter_that_fails_harms_nobody_and_is_logged_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
     def fail(*_: object) -> None:
         raise SystemExit
 
+    batched.tracing.opentelemetry(provider=Failing())  # type: ignore[arg-type]
     monkeypatch.setattr(observer, "meters", [fail])
     with batched.dynamically(lambda items: items) as fn:
         assert [fn(1), fn(2)] == [1, 2]
+    assert caplog.text.count("the span of a batch could not begin") == 1
     assert caplog.text.count("metrics could not be recorded") == 1

@@ -36,13 +36,6 @@ def predictor(fn: Callable[..., Any], **settings: Any) -> Predictor:
 BAD = repr(ValueError("bad row"))
 
 
-def test_rows_come_back_in_order_and_a_bad_one_costs_itself() -> None:
-    fn = Counted(bad=[13])
-    results = outcomes(predictor(fn, batch_size=64), range(100))
-    assert results == [BAD if n == 13 else 2 * n for n in range(100)]
-    assert len(fn.calls) == 13 + 1
-
-
 def test_the_size_that_memory_allows_is_remembered_from_call_to_call() -> None:
     fn = Counted(most=16)
     ready = predictor(fn, batch_size=64)
@@ -72,27 +65,16 @@ def test_a_class_is_built_once_and_when_the_predictor_is() -> None:
         predictor(Scale, args=("three",))
 
 
-def test_several_columns_several_keys_and_a_decorated_function() -> None:
-    @batched.dynamically(batch_size=2)
-    def join(rows: list[dict[str, str]], key: str) -> list[str]:
-        assert len(rows) <= 2
-        return [f"{key}: {row['a']}{row['b']}" for row in rows]
-
-    step = offline.Step(join, input=["a", "b"], output="c", route=lambda row: row["a"])
-    rows = [{"a": a, "b": b, "unread": 0} for a in "xy" for b in "123"]
-    assert Predictor(step).rows(rows) == ["x: x1", "x: x2", "x: x3", "y: y1", "y: y2", "y: y3"]
-
-
 def test_a_coroutine_function_is_awaited_on_one_loop() -> None:
     loops: set[asyncio.AbstractEventLoop] = set()
 
+    @batched.aio.dynamically(batch_size=2)
     async def double(items: list[int]) -> list[int]:
         loops.add(asyncio.get_running_loop())
         return [2 * item for item in items]
 
-    ready = predictor(double, batch_size=2)
-    assert outcomes(ready, range(3)) == [0, 2, 4]
-    assert outcomes(ready, range(3)) == [0, 2, 4]
+    ready = predictor(double)
+    assert [outcomes(ready, range(3)) for _ in range(2)] == [[0, 2, 4]] * 2
     assert len(loops) == 1
 
 
@@ -207,7 +189,7 @@ def vectors(items: list[int]) -> list[Any]:
     return [np.full(3, n, "f4") for n in items]
 
 
-@pytest.mark.parametrize("make", [as_numpy, as_pandas])
+@FORMATS
 def test_arrays_of_one_shape_are_one_array_and_failed_rows_nan(make: Callable[..., Any]) -> None:
     predict = offline.BatchPredictor(vectors, input="n", output="v")
     for numbers in ([1, -1], [-1, -1]):  # in the second batch nothing tells the shape
@@ -242,12 +224,14 @@ def test_tensors_come_as_arrays_and_other_values_as_values_of_python() -> None:
 
 
 def test_a_batch_is_called_whole_unless_a_size_is_given() -> None:
-    def sizes(**settings: Any) -> list[int]:
+    def sizes(decorate: Any = lambda fn: fn, **settings: Any) -> list[int]:
         fn = Counted()
-        offline.BatchPredictor(fn, input="n", output="m", **settings)({"n": np.arange(100)})
+        predict = offline.BatchPredictor(decorate(fn.__call__), input="n", output="m", **settings)
+        predict({"n": np.arange(100)})
         return fn.sizes
 
     assert sizes() == [100]
+    assert sizes(batched.dynamically(batch_size=64)) == [64, 36]
     assert sizes(batch_size=64) == [64, 36]
     assert sizes(length=lambda n: 2, max_batch_tokens=100) == [50, 50]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +18,6 @@ import pyarrow as pa  # noqa: E402  # after the skip
 import pyarrow.parquet as pq  # noqa: E402  # after the skip
 from ray_steps import start_ray  # noqa: E402  # after the skip
 
-import batched  # noqa: E402  # after the skip
 from batched import offline  # noqa: E402  # after the skip
 from batched.errors import SourceError  # noqa: E402  # after the skip
 from batched.offline.types.arrow import to_python  # noqa: E402  # after the skip
@@ -56,20 +54,6 @@ def predicted(dataset: Any, fn: Callable[..., Any], batch_format: str, **setting
         batch_size=10,
         batch_format=batch_format,
     )
-
-
-def test_preprocessing_is_an_operator_of_its_own() -> None:
-    def prepare(row: dict[str, Any]) -> dict[str, Any]:
-        return {**row, "image": np.full((2, 2), row["id"], "f4"), "by": os.getpid()}
-
-    @batched.dynamically(batch_size=4)
-    def brightness(images: list[Any]) -> list[float]:
-        assert len(images) <= 4
-        return [float(image.mean()) for image in images]
-
-    images = ray.data.range(16).map(prepare)
-    rows = predicted(images, brightness, "numpy", input="image", output="brightness").take_all()
-    assert [row["brightness"] for row in rows] == list(range(16))
 
 
 @pytest.mark.parametrize("batch_format", ["numpy", "pandas"])
@@ -136,24 +120,20 @@ def total(images: list[Any]) -> list[int]:
     return [int(image.sum()) for image in images]
 
 
-def test_tensors_of_one_shape_come_as_arrays_and_are_kept(tmp_path: Path) -> None:
+def test_tensors_of_one_shape_are_kept_and_of_several_shapes_refused(tmp_path: Path) -> None:
     rows = [{"data": np.full((2, 3), value)} for value in (1, 2)]
     dest = tmp_path / "result.parquet"
     dataset = ray.data.from_items(rows, override_num_blocks=1)
-    report = offline.run(total, dataset, dest, input="data", output="total", watch=False)
-    assert report.ok == 2
+    settings: dict[str, Any] = {"input": "data", "output": "total", "watch": False}
+    assert offline.run(total, dataset, dest, **settings).ok == 2
     table = pq.read_table(dest)
     assert table["total"].to_pylist() == [6, 12]
     kept = to_python(table["data"].combine_chunks())
     assert [array.tolist() for array in kept] == [row["data"].tolist() for row in rows]
-
-
-def test_tensors_of_several_shapes_are_refused(tmp_path: Path) -> None:
     rows = [{"data": np.full((size, 3), size)} for size in (1, 2)]
     dataset = ray.data.from_items(rows, override_num_blocks=1)
-    dest = tmp_path / "result.parquet"
     with pytest.raises(SourceError, match="'data'.* tensors of several shapes"):
-        offline.run(total, dataset, dest, input="data", output="total", watch=False)
+        offline.run(total, dataset, tmp_path / "other.parquet", **settings)
 
 
 def test_vectors_of_different_lengths_and_no_rows_at_all(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +15,7 @@ import pytest
 
 import batched
 from batched._runtime.waits import Pool, check_wait, enter_worker
-from stage import BOUND, LOOPS, python
+from stage import BOUND, LOOPS
 
 WAYS: dict[str, Callable[[Any, Any], Any]] = {
     "call": lambda fn, item: fn(item),
@@ -162,24 +161,3 @@ def test_a_callback_on_the_worker_cannot_wait_for_that_worker() -> None:
     gate.set()
     fn.shutdown()
     assert refused == [True]
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
-def test_a_child_that_a_run_forks_is_no_part_of_the_run() -> None:
-    done = python(
-        """
-        import os, warnings, batched
-        warnings.simplefilter("ignore", DeprecationWarning)
-
-        @batched.dynamically
-        def fn(items):
-            if items == ["fork"]:
-                if not (child := os.fork()):
-                    os._exit(fn("child") != "child")
-                return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])]
-            return items
-
-        assert fn("fork") == 0
-        """
-    )
-    assert done.returncode == 0, done.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -64,26 +63,4 @@ def test_a_call_from_a_finalizer_is_refused(way: str, monkeypatch: pytest.Monkey
     interrupt_submit(monkeypatch, call)
     assert in_time(lambda: fn(2)) == 2
     assert refused == [way]
-    in_time(fn.shutdown)
-
-
-def test_the_finalizer_of_an_item_does_not_wait_for_its_own_batch() -> None:
-    gate, refused = threading.Event(), threading.Event()
-
-    @batched.dynamically
-    def fn(items: list[Any]) -> list[None]:
-        assert gate.wait(BOUND)
-        return [None for _ in items]
-
-    class Item:
-        def __del__(self) -> None:
-            fn.shutdown()  # returns at once
-            with pytest.raises(RuntimeError, match="would wait for itself"):
-                fn(1)
-            refused.set()
-
-    future = fn.submit(Item())  # from now on the batch alone has it
-    gate.set()
-    assert future.result(BOUND) is None
-    assert refused.wait(BOUND)
     in_time(fn.shutdown)

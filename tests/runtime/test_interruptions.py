@@ -58,9 +58,9 @@ def test_ctrl_c_while_a_caller_waits_ends_its_call_only(
     assert [record.size for record in records] == [1] * (len(others) + 1)
 
 
-def interrupt_once(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, times: int = 1) -> None:
-    """Let the next `times` calls of a method raise as a signal handler would."""
-    method, left = getattr(owner, name), [KeyboardInterrupt] * times
+def interrupt_once(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
+    """Let the next call of a method raise as a signal handler would."""
+    method, left = getattr(owner, name), [KeyboardInterrupt]
 
     def interrupted(*args: Any, **kwargs: Any) -> Any:
         if left:
@@ -76,7 +76,7 @@ def interrupt_once(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, times
 def test_ctrl_c_while_the_queue_is_changed_ends_all_calls_with_an_error(
     change: str, again: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate, fn, running = held()
+    gate, fn, running = held(name="reset")
     waiting = fn.submit("waiting")
     interrupt_once(monkeypatch, Scheduler, change)
     if again:
@@ -88,6 +88,7 @@ def test_ctrl_c_while_the_queue_is_changed_ends_all_calls_with_an_error(
     gate.opened.set()
     assert fn("next") == "next"
     fn.shutdown()
+    wait_until(lambda: not [each for each in threading.enumerate() if "-reset-" in each.name])
 
 
 def test_ctrl_c_while_tasks_of_another_loop_are_woken_wakes_all_of_them() -> None:

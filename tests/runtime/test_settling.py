@@ -53,7 +53,7 @@ def test_a_task_that_awaits_a_call_whose_preparation_ends_it_is_woken(end: str) 
 
     async def main() -> None:
         future = fn.submit(1)
-        waiting = asyncio.ensure_future(wait_for(future))
+        waiting = asyncio.ensure_future(future)
         await asyncio.sleep(0)
         if end == "is cancelled":
             assert future.cancel()
@@ -63,8 +63,5 @@ def test_a_task_that_awaits_a_call_whose_preparation_ends_it_is_woken(end: str) 
         with pytest.raises(error):
             await asyncio.wait_for(waiting, BOUND)
         gate.set()
-
-    async def wait_for(future: Future[int]) -> int:
-        return await future
 
     asyncio.run(main())

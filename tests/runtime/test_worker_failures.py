@@ -11,24 +11,10 @@ import pytest
 import trio
 
 import batched
-from batched._core.request import Batch, Request
-from batched._execution.attempts import Outcomes
+from batched._core.request import Request
 from batched._runtime.async_backend import is_over
 from batched._runtime.event_loop import EventLoopRuntime
-from batched._runtime.thread import ThreadRuntime
-from stage import BOUND, Gate, echo_coroutine, held, refuse_thread, wait_until
-
-
-def test_one_worker_does_the_work_of_two_where_no_second_thread_can_be_started(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    gate, fn, running = held(max_concurrent_batches=2)
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", refuse_thread)
-        others = [fn.submit(i) for i in (1, 2)]
-    gate.opened.set()
-    assert [future.result(BOUND) for future in (running, *others)] == ["running", 1, 2]
-    fn.shutdown()
+from stage import BOUND, Gate, echo_coroutine, refuse_thread
 
 
 def test_a_worker_that_could_not_be_started_is_started_after_the_next_batch(
@@ -54,40 +40,6 @@ def test_a_worker_that_could_not_be_started_is_started_after_the_next_batch(
         first.opened.set()
         assert answers.result(BOUND) == [1, 2, 3]
     fn.shutdown()
-
-
-def test_a_worker_that_fails_beside_other_workers_leaves_a_batcher_that_serves(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    gates = {name: threading.Event() for name in ("fails", "runs on")}
-
-    @batched.dynamically(name="crew", batch_size=1, max_concurrent_batches=3)
-    def fn(items: list[str]) -> list[str]:
-        if items[0] in gates:
-            assert gates[items[0]].wait(BOUND)
-        return items
-
-    assert [fn.submit(name).result(BOUND) for name in "abc"] == ["a", "b", "c"]
-    finish = ThreadRuntime.finish
-
-    def fail(runtime: ThreadRuntime, batch: Batch, outcomes: Outcomes) -> None:
-        if batch.slices[0][0].items == "fails":
-            raise MemoryError("here")
-        finish(runtime, batch, outcomes)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ThreadRuntime, "finish", fail)
-        fails, runs_on = fn.submit("fails"), fn.submit("runs on")
-        wait_until(lambda: fn.stats.in_flight == 2)
-        gates["fails"].set()
-        for future in (fails, runs_on):
-            assert isinstance(future.exception(BOUND), batched.BatcherClosed)
-        gates["runs on"].set()
-        assert fn(["still", "served"]) == ["still", "served"]
-    fn.shutdown()
-    wait_until(
-        lambda: not any(thread.name.startswith("batched-crew-") for thread in threading.enumerate())
-    )
 
 
 @pytest.mark.parametrize(

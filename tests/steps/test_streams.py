@@ -16,20 +16,6 @@ from batched import BatcherClosed, Rows
 from batched._steps.stream import Pieces
 
 
-def test_a_stream_has_all_pieces_in_order_for_threads_and_coroutines() -> None:
-    count = countdown(batch_size=4)
-    assert list(count.stream(5)) == [4, 3, 2, 1, 0]
-
-    async def read(item: int) -> list[int]:
-        return [piece async for piece in count.stream(item, scale=2)]
-
-    async def main() -> list[list[int]]:
-        return await asyncio.gather(*map(read, range(1, 20)))
-
-    expected = [[2 * left for left in reversed(range(item))] for item in range(1, 20)]
-    assert asyncio.run(main()) == expected
-
-
 def test_pieces_arrive_while_the_row_runs_and_before_its_error() -> None:
     gate = Gate()
     stream = countdown(gate).stream(-3)

@@ -196,12 +196,8 @@ SETTINGS: Any = [{}, {"max_queue_size": 8}, ON_LOOP, {**ON_LOOP, "coroutine": Tr
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
-def test_random_calls_get_their_own_results(settings: dict[str, Any]) -> None:
-    trial(1, **settings)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(10, 30))
-def test_random_calls_at_length(seed: int) -> None:
-    for settings in SETTINGS:
-        trial(seed, **settings)
+@pytest.mark.parametrize(
+    "seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(10, 30))]
+)
+def test_random_calls_get_their_own_results(settings: dict[str, Any], seed: int) -> None:
+    trial(seed, **settings)

@@ -10,9 +10,8 @@ import sys
 import threading
 import time
 import zlib
-from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
@@ -37,14 +36,11 @@ class Person(BaseModel):
 class Asked:
     """One request."""
 
-    number: int
-    """Number of the request, from 0 on."""
-    moment: float
-    """Moment at which it was read (s)."""
+    number: int  # from 0 on
+    moment: float  # at which it was read (s)
     body: dict[str, Any]
     headers: dict[str, str]
-    before: int
-    """Earlier requests with the same prompt."""
+    before: int  # earlier requests with the same prompt
 
     @property
     def texts(self) -> list[str]:
@@ -60,16 +56,13 @@ class Asked:
 class Reply:
     """Response of the server to one request."""
 
-    text: str | None = None
-    """Content of a regular answer; None: an answer without content."""
+    text: str | None = None  # content of a regular answer; None: an answer without content
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
-    body: Any = None
-    """Body that replaces the regular one, as bytes or as an object of JSON."""
-    after: float = 0.0
-    """Seconds before it is sent."""
+    body: Any = None  # in place of the regular one, as bytes or as an object of JSON
+    after: float = 0.0  # time before it is sent (s)
+    # a trickle is one byte each tenth of a second
     end: Literal["whole", "reset", "hang", "trickle", "half"] = "whole"
-    """Way of sending; a trickle is one byte each tenth of a second."""
     usage: dict[str, int | None] | None = None
     reason: str = "stop"
 
@@ -91,12 +84,6 @@ def refuse(status: int = 429, **headers: str) -> Reply:
     return Reply(status=status, headers=named, body={"error": {"message": "not now"}})
 
 
-def most_within(seconds: float, moments: Sequence[float]) -> int:
-    """Return the largest number of `moments` in any interval of that length."""
-    times = sorted(moments)
-    return max(bisect_left(times, time + seconds) - place for place, time in enumerate(times))
-
-
 class ChatServer:
     """The server. Any thread may replace `behave` at any time, and read the counts."""
 
@@ -108,7 +95,6 @@ class ChatServer:
         self.statuses: Counter[int] = Counter()
         self.in_flight = 0
         self.most_in_flight = 0
-        self.connections = 0
         self._clients: list[ChatClient[Any] | EmbeddingClient] = []
         self._gate: asyncio.Event | None = None  # answers wait for it
         self.writers: set[asyncio.StreamWriter] = set()  # of open connections
@@ -201,7 +187,6 @@ class ChatServer:
             _reset(writer)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.connections += 1
         self.writers.add(writer)
         try:
             while True:
@@ -230,7 +215,12 @@ class ChatServer:
     ) -> bool:
         asked = Asked(len(self.requests), time.perf_counter(), body, headers, 0)
         asked.before = self.seen[asked.prompt]
-        self._count(asked, asked.prompt)
+        with self._changed:
+            self.requests.append(asked)
+            self.seen[asked.prompt] += 1
+            self.in_flight += 1
+            self.most_in_flight = max(self.most_in_flight, self.in_flight)
+            self._changed.notify_all()
         try:
             reply = self.behave(asked)
             self.statuses[reply.status] += 1
@@ -246,14 +236,6 @@ class ChatServer:
             with self._changed:
                 self.in_flight -= 1
                 self._changed.notify_all()
-
-    def _count(self, asked: Asked, prompt: str) -> None:
-        with self._changed:
-            self.requests.append(asked)
-            self.seen[prompt] += 1
-            self.in_flight += 1
-            self.most_in_flight = max(self.most_in_flight, self.in_flight)
-            self._changed.notify_all()
 
     async def _send(self, reply: Reply, asked: Asked, writer: asyncio.StreamWriter) -> bool:
         if reply.end == "reset":
@@ -294,18 +276,9 @@ def _regular(reply: Reply, asked: Asked) -> dict[str, Any]:
         ]
         tokens = sum(len(text) for text in asked.texts)
         return {"object": "list", "data": entries, "usage": {"prompt_tokens": tokens}}
+    message = {"role": "assistant", "content": reply.text}
     return {
-        "id": f"chatcmpl-{asked.number}",
-        "object": "chat.completion",
-        "created": 0,
-        "model": asked.body["model"],
-        "choices": [
-            {
-                "index": 0,
-                "finish_reason": reply.reason,
-                "message": {"role": "assistant", "content": reply.text},
-            }
-        ],
+        "choices": [{"index": 0, "finish_reason": reply.reason, "message": message}],
         "usage": reply.usage or {"prompt_tokens": 10, "completion_tokens": 5},
     }
 

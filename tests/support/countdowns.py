@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import batched
@@ -37,22 +38,34 @@ class Gate:
         self._allowed.release(100)
 
 
-def countdown(gate: Gate | None = None, **settings: Any) -> Any:
-    """Return a function of numbers of steps; a row emits the steps that it has left.
+def steps(rows: Rows[int, str, int], scale: int, gate: Gate | None = None) -> Iterator[None]:
+    """Yield in each step of rows, which emit the numbers of steps that they have left."""
+    left: list[int] = []
+    while rows:
+        left += [abs(row.item) for row in rows.join()]
+        if gate is not None:
+            gate.step(len(rows))
+        yield
+        for place, row in enumerate(rows):
+            left[place] -= 1
+            row.emit(left[place] * scale)
+            if left[place] < 1 and row.item < 0:
+                row.fail(ValueError(f"row {row.item}"))
+            elif left[place] < 1:
+                row.finish(f"{row.item} x {scale}")
+        places = set(rows.leave())
+        left = [each for place, each in enumerate(left) if place not in places]
 
-    A negative item fails alone after as many steps.
-    """
+
+def countdown(gate: Gate | None = None, **settings: Any) -> Any:
+    """Return a function of numbers of steps. A negative item fails alone after as many steps."""
 
     decorate: Any = batched.continuously(**settings)
 
     @decorate  # type: ignore[untyped-decorator]
     def count(rows: Rows[int, str, int], scale: int = 1) -> None:
-        left: list[int] = []
-        while rows:
-            left += [abs(row.item) for row in rows.join()]
-            if gate is not None:
-                gate.step(len(rows))
-            left = advance(rows, left, scale)
+        for _ in steps(rows, scale, gate):
+            pass
 
     return count
 
@@ -64,26 +77,10 @@ def countdown_on_a_loop(pause: Any, **settings: Any) -> Any:
 
     @decorate  # type: ignore[untyped-decorator]
     async def count(rows: Rows[int, str, int], scale: int = 1) -> None:
-        left: list[int] = []
-        while rows:
-            left += [abs(row.item) for row in rows.join()]
+        for _ in steps(rows, scale):
             await pause()
-            left = advance(rows, left, scale)
 
     return count
-
-
-def advance(rows: Rows[int, str, int], left: list[int], scale: int) -> list[int]:
-    """Do one step; return the steps that the rows have left."""
-    left = [steps - 1 for steps in left]
-    for row, steps in zip(rows, left, strict=True):
-        row.emit(steps * scale)
-        if steps < 1 and row.item < 0:
-            row.fail(ValueError(f"row {row.item}"))
-        elif steps < 1:
-            row.finish(f"{row.item} x {scale}")
-    places = set(rows.leave())
-    return [steps for place, steps in enumerate(left) if place not in places]
 
 
 def stepwise(step: Any, **settings: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy
@@ -101,16 +101,9 @@ class Together:
             self.seen.append(features)
             return compute(features, **extra)
 
-        def spread(**features: Any) -> Any:
-            return function(features)
+        self.fn: Any = batched.inference.dynamically(**settings)(function)
 
-        self.fn: Any = batched.inference.dynamically(**settings)(
-            spread if settings.get("spread_kwargs") else function
-        )
-
-    def answers(
-        self, *calls: Mapping[str, Any], extra: tuple[dict[str, Any], ...] = ()
-    ) -> list[Any]:
+    def answers(self, *calls: Mapping[str, Any], extra: Sequence[Any] = ()) -> list[Any]:
         """Return the result or exception of each call, all of which wait at the same time."""
         self._running.clear()
         self._go.clear()
@@ -129,9 +122,7 @@ class Together:
             for each in waiting
         ]
 
-    def results(
-        self, *calls: Mapping[str, Any], extra: tuple[dict[str, Any], ...] = ()
-    ) -> list[Any]:
+    def results(self, *calls: Mapping[str, Any], extra: Sequence[Any] = ()) -> list[Any]:
         """Return the results of the calls. Raise the first exception among them."""
         answers = self.answers(*calls, extra=extra)
         for answer in answers:

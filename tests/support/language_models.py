@@ -19,8 +19,6 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
-    Qwen2Config,
-    Qwen2ForCausalLM,
 )
 
 from batched._generation.places import Places
@@ -60,17 +58,13 @@ def gpt2() -> Any:
     return GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, **sizes, **more))
 
 
-def qwen() -> Any:
-    return Qwen2ForCausalLM(Qwen2Config(**SIZES))
-
-
 def gemma() -> Any:
     """Return a model with layers that see 32 tokens, and one layer that sees all tokens."""
     more: dict[str, Any] = {"num_hidden_layers": 6, "head_dim": 16, "sliding_window": 32}
     return Gemma3ForCausalLM(Gemma3TextConfig(**{**SIZES, **more}))
 
 
-MODELS = {"llama": llama, "gpt2": gpt2, "qwen": qwen, "gemma": gemma}
+MODELS = {"llama": llama, "gpt2": gpt2, "gemma": gemma}
 
 
 def model(name: str = "llama") -> Any:
@@ -145,10 +139,10 @@ def batches_of(look: Callable[[int, int], object] = lambda *_: None) -> Iterator
         handle.remove()
 
 
-def full_batches(count: int, of: str = "llama", **settings: Any) -> TextGenerator[Any]:
+def full_batches(count: int, **settings: Any) -> TextGenerator[Any]:
     """Return a generator that begins once `count` prompts have arrived."""
     generator: TextGenerator[Any] = TextGenerator(
-        model(of), tokenizer(), batch_size=count, **settings
+        model(), tokenizer(), batch_size=count, **settings
     )
     execution = generator._batcher.parts.execution
     writer: Any = execution.func

@@ -64,9 +64,8 @@ class NumberStage(Stage):
         """Return the numbers that a call returned, or raise the error that it raised."""
         if isinstance(answer, BaseException):
             raise answer
-        return self._values(answer)
-
-    def _values(self, answer: Any) -> list[int]:
+        if isinstance(answer, numpy.ndarray):
+            answer = answer.tolist()
         return answer if isinstance(answer, list) else [answer]
 
     @property
@@ -96,7 +95,3 @@ class FeatureNumberStage(NumberStage, FeatureStage):
 
     def output(self, numbers: Sequence[int]) -> Any:
         return numpy.array(numbers)
-
-    def _values(self, answer: Any) -> list[int]:
-        values: list[int] = answer.tolist()
-        return values

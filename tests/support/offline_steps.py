@@ -92,16 +92,6 @@ class Process:
         return [self.pid] * len(items)
 
 
-class Unpicklable(Exception):
-    def __init__(self, first: str, second: str) -> None:
-        super().__init__(first + second)
-        self.lock = threading.Lock()
-
-
-def raise_unpicklable(items: list[Any]) -> list[Any]:
-    raise Unpicklable("one", "two") from KeyError("cause")
-
-
 def step_of(func: Callable[..., Any], **settings: Any) -> Step:
     return Step(func, **{"input": "n", "output": "m", **settings})
 

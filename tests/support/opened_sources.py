@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -44,3 +45,31 @@ def rows_of(
 def column(source: Source, name: str = "id") -> list[Any]:
     """Return the values of one column."""
     return [row[name] for row in rows_of(source, [name], 7)]
+
+
+class HubDataset:
+    """As much of `datasets.Dataset` as is used. A form other than Arrow's is a transform."""
+
+    def __init__(self, table: Any, form: str | None = None, columns: Any = None) -> None:
+        self.table, self.form = table, form
+        self.features = types.SimpleNamespace(arrow_schema=table.schema)
+        self.column_names, self.num_rows = table.column_names, table.num_rows
+        self.format = {"type": form, "columns": columns or table.column_names}
+
+    def __len__(self) -> int:
+        return int(self.num_rows)
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        row = self.table.select(self.format["columns"]).to_pylist()[number]
+        return {name: f"{self.form} {row[name]}" if self.form else row[name] for name in row}
+
+    def with_format(self, form: str) -> HubDataset:
+        return HubDataset(self.table, form)
+
+    def select_columns(self, columns: list[str]) -> HubDataset:
+        return HubDataset(self.table.select(columns), self.form)
+
+    def iter(self, batch_size: int) -> Iterator[Any]:
+        assert self.form == "arrow"
+        for first in range(0, self.num_rows, batch_size):
+            yield self.table.slice(first, batch_size)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from batched.offline.progress.commit import Commit, Key, letter_text
@@ -47,8 +46,3 @@ def query(progress: Progress, statement: str) -> list[tuple[Any, ...]]:
     """Return the answer of the database."""
     with progress.use() as conn:
         return conn.execute(statement).fetchall()
-
-
-def log_of(path: Path) -> Path:
-    """Return the path of the write-ahead log of a database."""
-    return path.with_name(f"{path.name}-wal")

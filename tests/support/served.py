@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
+import sys
 import tempfile
 import threading
 from contextlib import suppress
@@ -15,6 +17,11 @@ from batched._connect.server import ModelServer
 
 PATIENCE = 20.0
 """Seconds after which a wait counts as a hang."""
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Return the environment of a process that can import the modules that tests import."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **more}
 
 
 def model_processes(folder: Path) -> list[int]:
@@ -49,12 +56,11 @@ class Served:
         self._thread.start()
         assert ready.wait(PATIENCE)
 
-    def stop(self, *, wait: bool = True) -> None:
+    def stop(self) -> None:
         self.server.stop()
-        if wait:
-            self._thread.join(PATIENCE)
-            assert not self._thread.is_alive()
-            shutil.rmtree(self._folder, ignore_errors=True)
+        self._thread.join(PATIENCE)
+        assert not self._thread.is_alive()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 class ServedDecorator:

@@ -62,12 +62,6 @@ def arrays(items: list[ndarray]) -> list[ndarray]:  # type: ignore[name-defined]
     return items
 
 
-@batched.inference.dynamically
-def shifted(features: dict[str, Any]) -> Any:
-    """Return the ids plus one."""
-    return features["input_ids"] + 1
-
-
 @batched.aio.dynamically
 async def awaited(items: list[Any]) -> list[Any]:
     """Return the items, from a coroutine function."""

@@ -54,3 +54,14 @@ def heavy(rows: Rows[int, int]) -> None:
         left = advance(rows, left, 1)
         if len(rows) > 2:
             raise MemoryError
+
+
+@batched.continuously(batch_size=PLACES)
+def company(rows: Rows[int, int]) -> None:
+    """Finish each row with the number of rows that are live with it."""
+    while rows:
+        rows.join()
+        live = len(rows)
+        for row in rows:
+            row.finish(live)
+        rows.leave()

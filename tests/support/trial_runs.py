@@ -164,11 +164,6 @@ def two_steps(
     return told(steps.run(source, dest, key="id", watch=False, **known))
 
 
-def exported(progress: str, dest: str) -> str:
-    """Write the committed rows to `dest`."""
-    return offline.export("unknown", dest, progress=progress, overwrite=True)
-
-
 ODD: Final = 77
 """Key of the one row with a result of another type than all other rows."""
 WITHOUT: Final = 100

@@ -176,28 +176,19 @@ class Encoder:
 async def features(ids: NDArray[np.int64], encoder: Encoder) -> None:
     assert_type(hidden({"ids": ids}), NDArray[np.float32])
     assert_type(hidden({"ids": ids}, layer=3), NDArray[np.float32])
-    assert_type(hidden({"ids": [ids[0], ids[1]]}), NDArray[np.float32])
     assert_type(hidden(ids=ids), NDArray[np.float32])
-    assert_type(hidden.submit({"ids": ids}).result(), NDArray[np.float32])
     assert_type(hidden.submit(ids=ids).result(), NDArray[np.float32])
     assert_type(hidden.map([{"ids": ids}]), Generator[NDArray[np.float32], None, None])
     assert_type(await hidden.acall({"ids": ids}, layer=2), NDArray[np.float32])
-    assert_type(hidden.stats, Stats)
-    assert_type(hidden.options, Mapping[str, Any])
-    assert_type(hidden.with_options(**hidden.options)({"ids": ids}), NDArray[np.float32])
     one_feature: Feature = [ids[0], ids[1]]
     given: batched.Features = {"ids": ids, "other": one_feature}
-    assert_type(hidden(given), NDArray[np.float32])
     assert_type(hidden.submit(given), Future[NDArray[np.float32]])
     assert_type(hidden.with_options(pad_to_multiple_of=8)({"ids": ids}), NDArray[np.float32])
     assert_type(hidden_called({"ids": ids}), tuple[NDArray[np.float32], Features])
-    assert_type(spread({"ids": ids}), NDArray[np.int64])
     assert_type(spread(ids=ids, mask=ids), NDArray[np.int64])
     assert_type(await hidden_async({"ids": ids}), Features)
-    assert_type(await hidden_async(ids=ids), Features)
     assert_type(await hidden_blocking({"ids": ids}, layer=3), Features)
     assert_type(encoder.hidden({"ids": ids}, layer=1), NDArray[np.float32])
-    assert_type(encoder.hidden(ids=ids), NDArray[np.float32])
     assert_type(await encoder.hidden_async({"ids": ids}), Features)
     Encoder.hidden(encoder, {"ids": ids})
 
@@ -238,7 +229,6 @@ def annotated(
     awaits_features: batched.AsyncBatchedInference[Features],
 ) -> None:
     assert_type(plain("x", prompt="p"), Vector)
-    assert_type(plain.submit("x"), Future[Vector])
     assert_type(features({}), NDArray[np.float32])
 
 
@@ -249,9 +239,7 @@ def functions() -> None:
     assert_type(embed("x"), Vector)
     assert_type(embed(["x"]), list[Vector])
     assert_type(embed("x", prompt="p"), Vector)
-    assert_type(embed(["x"], "p"), list[Vector])
     assert_type(embed_called("x"), Vector)
-    assert_type(embed.submit("x").result(), Vector)
     assert_type(embed.map(["x"]), Generator[Vector, None, None])
     assert_type(
         embed.map(["x"], buffersize=3, timeout=1.0, return_exceptions=True),
@@ -261,7 +249,6 @@ def functions() -> None:
     assert_type(embed.stats, Stats)
     assert_type(embed.options, Mapping[str, Any])
     assert_type(embed.with_options(**embed.options)("x"), Vector)
-    assert_type(embed.with_options(batch_size=3)("x"), Vector)
     assert_type(encode("x"), Any)
     assert_type(with_keywords("x", a=1), int)
     with embed as opened:
@@ -286,9 +273,7 @@ async def coroutines() -> None:
     assert_type(await embed.acall(["x"], prompt="p"), list[Vector])
     assert_type(await fetch(1), str)
     assert_type(await fetch([1]), list[str])
-    assert_type(await fetch.acall(1), str)
     assert_type(await fetch_blocking(1, base=3), str)
-    assert_type(await fetch_blocking([1]), list[str])
     assert_type(fetch.map([1]), AsyncGenerator[str, None])
     assert_type(await asyncio.wrap_future(fetch.submit(1)), str)
     assert_type(await fetch.submit(1), str)
@@ -302,15 +287,11 @@ async def methods(model: Model) -> None:
     assert_type(model.embed("x"), Vector)
     assert_type(model.embed(["x"], prompt="p"), list[Vector])
     assert_type(await model.embed.acall("x"), Vector)
-    assert_type(model.embed.stats, Stats)
-    assert_type(model.embed.options, Mapping[str, Any])
-    assert_type(model.embed.with_options(**model.embed.options)("x"), Vector)
     assert_type(model.embed.with_options(batch_size=3)("x"), Vector)
     assert_type(model.called("x"), int)
     assert_type(await model.fetch(1), str)
     assert_type(await model.fetch_blocking([1]), list[str])
     assert_type(Model.of_class("x"), int)
-    assert_type(model.of_class(["x"]), list[int])
     assert_type(Model.inner("x"), int)
     assert_type(Model.outer(["x"]), list[int])
     Model.embed(model, "x")
@@ -327,10 +308,8 @@ async def chats(texts: list[str], chat: list[dict[str, str]]) -> None:
     assert_type(client(texts), list[str])
     assert_type(client(chat), str)
     assert_type(client([chat, chat]), list[str])
-    assert_type(client([{"role": "user", "content": "x"}]), str)
     assert_type(client.submit("x"), Future[str])
     assert_type(client.map(texts), Generator[str, None, None])
-    assert_type(await client.acall("x"), str)
     assert_type(await client.acall(texts), list[str])
     assert_type(client.usage, Usage)
     people = ChatClient("http://localhost/v1", "model", schema=Person)
@@ -343,12 +322,10 @@ async def chats(texts: list[str], chat: list[dict[str, str]]) -> None:
     assert_type(detailed(texts)[0].was_cut, bool)
 
 
-async def vectors(texts: list[str]) -> None:
+def vectors(texts: list[str]) -> None:
     client = EmbeddingClient("http://localhost/v1", "model", max_inputs=3, count_tokens=len)
     assert_type(client("x"), "NDArray[np.float32]")
     assert_type(client(texts), "list[NDArray[np.float32]]")
-    assert_type(await client.acall("x"), "NDArray[np.float32]")
-    assert_type(client.submit("x"), "Future[NDArray[np.float32]]")
     assert_type(client.map(texts), "Generator[NDArray[np.float32], None, None]")
     assert_type(client.with_options(max_tokens=9)("x"), "NDArray[np.float32]")
     assert_type(client.usage, Usage)
@@ -387,7 +364,6 @@ async def prepared_calls(model: Preparing) -> None:
     assert_type(counted(["one", "two"], scale=2.0), list[float])
     assert_type(await counted.acall("text"), float)
     assert_type(await counted_later("text"), int)
-    assert_type(counted.submit("text"), Future[float])
     assert_type(summed("text"), NDArray[np.float32])
     assert_type(model.count("a text"), int)
 
@@ -403,10 +379,8 @@ async def connected_calls(features: Mapping[str, Feature]) -> None:
     assert_type(remote("text"), Vector)
     assert_type(remote(["one", "two"], prompt="p"), list[Vector])
     assert_type(await remote.acall("text"), Vector)
-    assert_type(remote.submit("text"), Future[Vector])
     assert_type(remote.map(["text"]), Generator[Vector, None, None])
     assert_type(remote.with_options(on_full="raise")("text"), Vector)
-    assert_type(remote.stats, Stats)
     assert_type(remote.client_stats.waiting, int)
     assert_type(await remote_later("text"), int)
     assert_type(remote_model(features), NDArray[np.float32])
@@ -457,29 +431,20 @@ class Scorer:
     async def later(self, a: list[str], b: list[int], c: list[bytes]) -> list[float]:
         raise NotImplementedError
 
-    @batched.dynamically(unpack=True)
-    def of_four(self, a: list[str], b: list[int], c: list[bytes], d: list[float]) -> list[float]:
-        raise NotImplementedError
-
 
 async def parts(scorer: Scorer) -> None:
     assert_type(score("q", b"p"), float)
-    assert_type(score("q", b"p", scale=2.0), float)
     assert_type(score([("q", b"p")], scale=2.0), list[float])
     assert_type(score.submit(("q", b"p")), Future[float])
     assert_type(score.map([("q", b"p")]), Generator[float, None, None])
-    assert_type(await score.acall("q", b"p"), float)
     assert_type(await score.acall([("q", b"p")]), list[float])
     assert_type(score.with_options(batch_size=3)("q", b"p"), float)
     assert_type(of_three("q", 3, b""), float)
     assert_type(of_four("q", 3, b"", 1.0), float)
     assert_type(await score_later("q", 3, scale=2.0), float)
-    assert_type(await score_later.acall([("q", 3)]), list[float])
     assert_type(score_later.map([("q", 3)]), AsyncGenerator[float, None])
     assert_type(scorer.score("q", 3), float)
-    assert_type(scorer.score([("q", 3)]), list[float])
     assert_type(await scorer.later("q", 3, b""), float)
-    assert_type(scorer.of_four.submit(("q", 3, b"", 1.0)), Future[float])
 
 
 eager = batched.dynamically(flush="eager")

@@ -9,7 +9,7 @@ import numpy
 import pytest
 
 import batched
-from feature_stage import Together
+from feature_stage import Make
 
 torch: Any = pytest.importorskip("torch")
 
@@ -30,9 +30,9 @@ def doubled(features: dict[str, Any]) -> Any:
 @pytest.mark.parametrize("library", ["numpy", "torch"])
 @pytest.mark.parametrize("output_device", [None, "cpu"])
 def test_features_reach_the_gpu_and_results_come_back(
-    library: str, output_device: str | None
+    together: Make, library: str, output_device: str | None
 ) -> None:
-    together = Together(doubled, device="cuda", output_device=output_device, batch_size=16)
+    many = together(doubled, device="cuda", output_device=output_device, batch_size=16)
     source = numpy.random.default_rng(0)
     for _ in range(20):  # pinned memory is used again
         arrays = [
@@ -45,7 +45,7 @@ def test_features_reach_the_gpu_and_results_come_back(
             if library == "numpy"
             else [{name: torch.from_numpy(array) for name, array in call.items()} for call in calls]
         )
-        for call, result in zip(calls, together.results(*given), strict=True):
+        for call, result in zip(calls, many.results(*given), strict=True):
             assert {name: tensor.device.type for name, tensor in result.items()} == dict.fromkeys(
                 call, output_device or "cuda"
             )
@@ -53,7 +53,6 @@ def test_features_reach_the_gpu_and_results_come_back(
             assert all(
                 (result[name].cpu().numpy() == array * 2).all() for name, array in call.items()
             )
-    together.close()
 
 
 def test_pinned_memory_is_not_written_before_its_transfer_has_ended() -> None:
@@ -71,18 +70,11 @@ def test_pinned_memory_is_not_written_before_its_transfer_has_ended() -> None:
             assert (result == number + 1).all()
 
 
-def test_tensors_on_the_gpu_stay_there() -> None:
-    together = Together(doubled, pad_token={"x": 0})
-    results = together.results(*({"x": torch.ones(1, width, device="cuda")} for width in (2, 4, 3)))
-    assert [(result["x"].device.type, tuple(result["x"].shape)) for result in results] == [
-        ("cuda", (1, width)) for width in (2, 4, 3)
-    ]
-    together.close()
-
-
 @pytest.mark.parametrize("callers", [1, 3])
-def test_a_batch_waits_for_inputs_that_the_callers_stream_still_computes(callers: int) -> None:
-    together = Together(doubled, pad_token={"x": 0})
+def test_a_batch_waits_for_inputs_that_the_callers_stream_still_computes(
+    together: Make, callers: int
+) -> None:
+    some = together(doubled, pad_token={"x": 0})
     calls = []
     with torch.cuda.stream(torch.cuda.Stream()):
         for number in range(callers):
@@ -90,36 +82,35 @@ def test_a_batch_waits_for_inputs_that_the_callers_stream_still_computes(callers
             torch.cuda._sleep(A_WHILE)
             x += 3
             calls.append({"x": x})
-        results = together.results(*calls)
-    assert all((result["x"] == 6).all() for result in results)
-    together.close()
+        results = some.results(*calls)
+    for number, result in enumerate(results):
+        assert (result["x"].is_cuda, result["x"].shape) == (True, (1, 1000 + number))
+        assert (result["x"] == 6).all()
 
 
 @pytest.mark.parametrize("callers", [1, 3])
 @pytest.mark.parametrize("output_device", [None, "cpu"])
-def test_results_are_complete_on_every_stream(callers: int, output_device: str | None) -> None:
+def test_results_are_complete_on_every_stream(
+    together: Make, callers: int, output_device: str | None
+) -> None:
     def slow(features: dict[str, Any]) -> Any:
         torch.cuda._sleep(A_WHILE)
         return features["x"] * 2
 
-    together = Together(slow, device="cuda", output_device=output_device)
-    results = together.results(
-        *({"x": numpy.full((1, 1000 + number), 3)} for number in range(callers))
-    )
+    some = together(slow, device="cuda", output_device=output_device)
+    results = some.results(*({"x": numpy.full((1, 1000 + number), 3)} for number in range(callers)))
     with torch.cuda.stream(torch.cuda.Stream()):
         assert all((result.cpu() == 6).all() for result in results)
-    together.close()
 
 
-def test_a_batch_too_large_for_the_gpu_is_served_in_parts() -> None:
+def test_a_batch_too_large_for_the_gpu_is_served_in_parts(together: Make) -> None:
     total = torch.cuda.get_device_properties(0).total_memory
 
     def hungry(features: dict[str, Any]) -> Any:
         torch.empty(len(features["x"]) * (total // 12), dtype=torch.uint8, device="cuda")
         return features["x"] * 2
 
-    together = Together(hungry, device="cuda", output_device="cpu", batch_size=64)
+    some = together(hungry, device="cuda", output_device="cpu", batch_size=64)
     x = numpy.arange(64)[:, None]
-    assert (together.fn({"x": x}).numpy() == x * 2).all()
-    assert together.fn.stats.memory_errors > 0
-    together.close()
+    assert (some.fn({"x": x}).numpy() == x * 2).all()
+    assert some.fn.stats.memory_errors > 0

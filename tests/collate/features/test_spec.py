@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
 from typing import Any
 
 import numpy
@@ -16,8 +16,6 @@ pytestmark = pytest.mark.once
 
 NUMPY_DTYPES = "float16 float32 float64 complex64 int8 int64 uint8 uint16 bool >i4"
 TORCH_DTYPES = "float16 bfloat16 float32 float64 complex64 int8 int64 uint8 bool float8_e4m3fn"
-
-# ---------------------------------------------------------------- dtypes
 
 
 @pytest.mark.parametrize(
@@ -46,15 +44,6 @@ def test_arrays_keep_their_dtype_in_a_batch_and_in_results(
 
 
 @pytest.mark.model
-def test_elements_without_a_dtype_in_numpy_are_copied_bit_by_bit(together: Make) -> None:
-    torch = pytest.importorskip("torch")
-    patterns = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
-    two = together(pad_token={"x": 0})
-    results = two.results({"x": patterns[None]}, {"x": patterns[None, :7]})
-    assert torch.equal(results[0]["x"][0].view(torch.int16), patterns.view(torch.int16))
-
-
-@pytest.mark.model
 def test_the_default_device_of_torch_does_not_matter(together: Make) -> None:
     torch = pytest.importorskip("torch")
     two = together()
@@ -68,17 +57,12 @@ def test_the_default_device_of_torch_does_not_matter(together: Make) -> None:
             assert torch.equal(result["x"], call["x"])
 
 
-# ---------------------------------------------------------------- calls that share a batch
-
-
 @pytest.mark.parametrize(
     "other",
     [
         {"x": numpy.zeros((1, 3, 2), numpy.float32)},
         {"x": numpy.zeros((1, 3, 2), ">i8")},
-        {"x": numpy.zeros((1, 3, 2), numpy.int32)},
         {"x": numpy.zeros(1, numpy.int64)},
-        {"x": numpy.zeros((1, 3), numpy.int64)},
         {"x": numpy.zeros((1, 3, 3), numpy.int64)},
         {"x": numpy.zeros((1, 3, 2), numpy.int64), "mask": numpy.zeros((1, 3), numpy.int64)},
         pytest.param("tensor", marks=pytest.mark.model),
@@ -121,9 +105,6 @@ def test_texts_and_bytes_never_share_a_batch(together: Make) -> None:
     calls = [{"x": numpy.array(["ab"], dtype)} for dtype in ("U2", "S2", ">U2")]
     assert [result["x"].dtype for result in two.results(*calls)] == ["U2", "S2", ">U2"]
     assert len(two.seen) == 3
-
-
-# ---------------------------------------------------------------- rows that are not padded
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float64", "complex64", "U2"])
@@ -197,23 +178,16 @@ def test_features_as_long_as_tokens_in_every_call_are_padded_with_them(
 def test_floats_with_a_pad_and_features_as_long_are_padded(together: Make) -> None:
     two = together(pad_token={"sound": 0.0}, pad_to_multiple_of=4, unpad=False)
     two.results(*({"sound": numpy.ones((1, n)), "weights": numpy.ones((1, n, 2))} for n in (3, 5)))
-    assert {name: array.shape for name, array in two.seen[0].items()} == {
-        "sound": (2, 8),
-        "weights": (2, 8, 2),
-    }
+    assert [array.shape for array in two.seen[0].values()] == [(2, 8), (2, 8, 2)]
 
 
-# ---------------------------------------------------------------- pads
-
-
-@pytest.mark.parametrize("spelling", ["pad_token", "pad_tokens"])
-def test_each_feature_has_a_pad_of_its_own(together: Make, spelling: str) -> None:
-    two = together(**{spelling: {"ids": 7, "scores": -1.5, "flags": True}}, unpad=False)
+def test_each_feature_has_a_pad_of_its_own(together: Make) -> None:
+    two = together(pad_token={"ids": 7.0, "scores": -math.inf, "flags": True}, unpad=False)
 
     def call(width: int) -> dict[str, Any]:
         return {
             "ids": numpy.ones((1, width), int),
-            "scores": numpy.ones((1, width)),
+            "scores": numpy.ones((1, width), numpy.float16),
             "flags": numpy.zeros((1, width), bool),
             "other": numpy.ones((1, width), int),
         }
@@ -221,7 +195,7 @@ def test_each_feature_has_a_pad_of_its_own(together: Make, spelling: str) -> Non
     two.results(call(1), call(2))
     assert to_lists(two.seen[0]) == {
         "ids": [[1, 7], [1, 1]],
-        "scores": [[1.0, -1.5], [1.0, 1.0]],
+        "scores": [[1.0, -math.inf], [1.0, 1.0]],
         "flags": [[False, True], [False, False]],
         "other": [[1, 0], [1, 1]],
     }
@@ -245,7 +219,7 @@ def test_a_pad_of_a_feature_that_no_call_has_is_told(
     ("dtype", "pad"),
     [
         *(("uint8", -1), ("uint8", 256), ("int32", 2**40), ("bool", 2)),
-        *(("int64", pad) for pad in (2**63, 0.5, float("inf"), float("nan"), 1j)),
+        *(("int64", pad) for pad in (2**63, 0.5, math.inf, math.nan, 1j)),
         *(("float32", 1j), ("float32", 1e300), ("float16", 1e6)),
     ],
 )
@@ -262,16 +236,3 @@ def test_a_pad_that_the_dtype_cannot_hold_is_refused_to_its_callers_alone(
     assert repr(pad) in str(refused)
     assert isinstance(served, dict)
     assert len(two.seen) == 1
-
-
-@pytest.mark.parametrize(
-    ("dtype", "pad"),
-    [*(("float16", pad) for pad in (float("-inf"), float("inf"), -1.5, 65504)), ("int64", 3.0)],
-)
-def test_any_pad_that_the_dtype_can_hold_is_taken(
-    together: Make, library: Any, dtype: str, pad: float
-) -> None:
-    two = together(pad_token={"x": pad}, unpad=False)
-    ones: Callable[..., Any] = library.ones
-    two.results(*({"x": ones((1, width), dtype=getattr(library, dtype))} for width in (1, 2)))
-    assert two.seen[0]["x"].tolist() == [[1, pad], [1, 1]]

@@ -13,15 +13,10 @@ import pytest
 
 pytest.importorskip("apache_beam")
 
-from apache_beam.ml.inference.base import (
-    KeyedModelHandler,
-    KeyModelMapping,
-    KeyModelPathMapping,
-    MaybeKeyedModelHandler,
-)
+from apache_beam.ml.inference.base import KeyedModelHandler, KeyModelMapping, MaybeKeyedModelHandler
 
 from batched.beam import ModelHandler
-from beam_pipelines import SEEN, record, run
+from beam_pipelines import run
 
 
 def invert(numbers: list[int]) -> list[float]:
@@ -30,7 +25,6 @@ def invert(numbers: list[int]) -> list[float]:
 
 class Divider:
     def __init__(self, dividend: int) -> None:
-        record("built", dividend)
         self._dividend = dividend
 
     def __call__(self, numbers: list[int]) -> list[float]:
@@ -42,25 +36,13 @@ def keyed_inference(element: tuple[str, Any]) -> tuple[str, float]:
     return key, result.inference
 
 
-def a_model_per_key() -> Any:
-    return KeyedModelHandler(
-        [
-            KeyModelMapping(["one"], ModelHandler(Divider, args=(1,))),
-            KeyModelMapping(["two", "zwei"], ModelHandler(Divider, args=(2,))),
-        ]
-    )
-
-
-def test_each_key_has_its_model() -> None:
-    outcome = run(a_model_per_key(), [("one", 4), ("two", 4), ("zwei", 8)])
-    results = sorted(map(keyed_inference, outcome.results))
-    assert results == [("one", 0.25), ("two", 0.5), ("zwei", 0.25)]
-    assert sorted(SEEN["built"]) == [1, 2]
-
-
 @pytest.mark.parametrize("per_key", [False, True])
 def test_one_bad_element_with_a_key_fails_alone(per_key: bool) -> None:
-    handler = a_model_per_key() if per_key else KeyedModelHandler(ModelHandler(invert))
+    models = [
+        KeyModelMapping([key], ModelHandler(Divider, args=(dividend,)))
+        for key, dividend in (("one", 1), ("two", 2))
+    ]
+    handler = KeyedModelHandler(models if per_key else ModelHandler(invert))
     elements = [(key, number) for number in range(16) for key in ("one", "two")]
     outcome = run(handler, elements)
     assert outcome.failed_batches == []
@@ -89,16 +71,6 @@ def test_keys_may_be_left_out(keyed: bool) -> None:
     (result,) = outcome.results
     assert (result[1].inference if keyed else result.inference) == 0.5
     assert len(outcome.failed_after[0]) == 1
-
-
-def test_an_update_for_a_key_is_refused_by_its_name() -> None:
-    handler = ModelHandler(invert)
-    keyed = KeyedModelHandler([KeyModelMapping(["one"], handler)])
-    keyed.override_metrics("RunInference")
-    manager = keyed.load_model()
-    keyed.update_model_paths(manager, [KeyModelPathMapping(["one"], "v2")])
-    with pytest.raises(ValueError, match="got an update of the model to 'v2'"):
-        handler.run_inference([1], handler.load_model())
 
 
 def halve(result: Any) -> float:

@@ -1,7 +1,4 @@
-"""FastAPI and Starlette with the middleware, under a uvicorn in this process.
-
-Errors, bodies and responses are the same as without the middleware.
-"""
+"""FastAPI and Starlette with the middleware, under a uvicorn in this process."""
 
 from __future__ import annotations
 
@@ -41,52 +38,14 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-def starlette(*endpoints: Callable[[Request], Any], around: Any = ()) -> Any:
+def starlette(*endpoints: Callable[[Request], Any]) -> Any:
     return applications.Starlette(
         routes=[
             routing.Route(f"/{endpoint.__name__}", endpoint, methods=["GET", "POST"])
             for endpoint in endpoints
         ],
-        middleware=[*around, middleware.Middleware(BatchedMiddleware)],
+        middleware=[middleware.Middleware(BatchedMiddleware)],
     )
-
-
-class Missing(Exception):
-    pass
-
-
-async def test_exceptions_reach_the_frameworks_own_handlers_as_themselves() -> None:
-    app: Any = fastapi.FastAPI()
-    app.add_middleware(BatchedMiddleware)
-    errors = {
-        "not-found": fastapi.HTTPException(404, "no such text"),
-        "missing": Missing("text"),
-        "full": batched.QueueFull("q"),
-        "late": batched.QueueTimeout("q"),
-    }
-    handled: list[Exception] = []
-
-    async def teapot(request: Request, error: Exception) -> Any:
-        handled.append(error)
-        return responses.JSONResponse({}, status_code=418)
-
-    async def endpoint(name: str) -> None:
-        raise errors[name]
-
-    app.add_exception_handler(Missing, teapot)
-    app.add_exception_handler(batched.QueueFull, teapot)
-    app.add_api_route("/{name}", endpoint)
-
-    async with served(app) as client:
-        answers = {name: await client.get(f"/{name}") for name in errors}
-    assert {name: answer.status_code for name, answer in answers.items()} == {
-        "not-found": 404,
-        "missing": 418,
-        "full": 418,
-        "late": 503,
-    }
-    assert answers["not-found"].json() == {"detail": "no such text"}
-    assert handled == [errors["missing"], errors["full"]]
 
 
 async def test_bodies_and_responses_of_many_parts_arrive_whole() -> None:
@@ -146,9 +105,6 @@ async def test_other_middleware_may_stand_around_or_inside(place: str) -> None:
             await ended.wait()
         assert errors == []
         assert (await client.get("/full")).status_code == 503
-
-
-# --- methods as dependencies
 
 
 class Service:

@@ -9,6 +9,7 @@ import gc
 import os
 import random
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ for package in ("prometheus_client", "fastapi", "torch", "transformers"):
 
 from prometheus_client.parser import text_string_to_metric_families  # noqa: E402
 
-from server.serving import running  # noqa: E402
+from server.serving import Server, running  # noqa: E402
 
 pytestmark = [
     *(pytest.mark.slow, pytest.mark.once, pytest.mark.model, pytest.mark.timeout(500)),
@@ -116,13 +117,22 @@ def check(counts: collections.Counter[str], totals: collections.Counter[str], lo
     assert counts["200"] - lost <= totals["batched_items_total"] <= counts["200"] + gone
 
 
+@contextlib.contextmanager
+def operated(folder: Path) -> Iterator[Server]:
+    """Start the service, whose processes share a folder for metrics."""
+    environment = {"PROMETHEUS_MULTIPROC_DIR": str(folder), "HF_HUB_OFFLINE": "1"}
+    with running("server.operated:app", "--workers", "2", **environment) as server:
+        for _ in range(4):  # the model loads slowly on a busy machine
+            with contextlib.suppress(AssertionError):
+                server.log.hear("startup complete", 2)
+        yield server
+
+
 def test_scraped_totals_equal_the_counts_of_clients_also_after_a_restart(tmp_path: Path) -> None:
-    environment = {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path), "HF_HUB_OFFLINE": "1"}
     counts: collections.Counter[str] = collections.Counter()
     workers: set[int] = set()
-    before: collections.Counter[str]
 
-    async def first(server: Any) -> collections.Counter[str]:
+    async def first(server: Server) -> collections.Counter[str]:
         async with server.client() as client:
             await load(client, counts, workers)
             totals = await scrape(client)
@@ -130,19 +140,15 @@ def test_scraped_totals_equal_the_counts_of_clients_also_after_a_restart(tmp_pat
         check(counts, totals, counts["lost"])
         return totals
 
-    with running("server.operated:app", "--workers", "2", **environment) as server:
-        for _ in range(4):  # the model loads slowly on a busy machine
-            with contextlib.suppress(AssertionError):
-                server.log.hear("startup complete", 2)
+    with operated(tmp_path) as server:
         before = asyncio.run(first(server))
         os.kill(server.process.pid, signal.SIGTERM)
         server.process.wait(60)
     assert len(workers) == 2
 
-    async def second(server: Any) -> None:
+    async def second(server: Server) -> None:
         async with server.client() as client:
-            totals = await scrape(client)
-            assert {**totals} == {**before}  # right after the restart
+            assert {**await scrape(client)} == {**before}  # right after the restart
             await load(client, counts, workers)
             check(counts, await scrape(client), counts["lost"])
             killing = asyncio.create_task(load(client, counts, workers))
@@ -156,10 +162,7 @@ def test_scraped_totals_equal_the_counts_of_clients_also_after_a_restart(tmp_pat
             # each client had one request under way
             check(counts, await scrape(client), counts["lost"] + CLIENTS)
 
-    with running("server.operated:app", "--workers", "2", **environment) as server:
-        for _ in range(4):  # the model loads slowly on a busy machine
-            with contextlib.suppress(AssertionError):
-                server.log.hear("startup complete", 2)
+    with operated(tmp_path) as server:
         asyncio.run(second(server))
     check_answers()
     gc.collect()  # the open sockets warn here, and not in another test

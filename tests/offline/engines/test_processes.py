@@ -22,7 +22,6 @@ pytest.importorskip("cloudpickle")
 
 import batched
 from batched._execution.memory import is_out_of_memory
-from batched._services.failures import error_text
 from batched.errors import RemoteError, TimeLimitExceeded, WorkerDied
 from batched.offline.engines import engine_for
 from batched.offline.engines.processes import WorkerKilled
@@ -31,7 +30,6 @@ from offline_steps import (
     SOON,
     Outcome,
     Process,
-    Unpicklable,
     ask,
     double,
     fail,
@@ -39,7 +37,6 @@ from offline_steps import (
     leftovers,
     note_threads,
     outcome,
-    raise_unpicklable,
     running,
     spawned_by,
     step_of,
@@ -104,34 +101,18 @@ def test_a_function_that_cannot_be_sent_is_refused_before_anything_runs() -> Non
     assert "define it in a module that can be imported" in str(raised.value)
 
 
-@pytest.fixture
-def hidden(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Module that other processes cannot import."""
-    module = types.ModuleType("hidden_module")
-    exec("def fn(items): return items\nclass Row: pass", vars(module))
-    monkeypatch.setitem(sys.modules, "hidden_module", module)
-    return module
-
-
 @pytest.mark.once
-def test_a_function_that_its_process_cannot_import_ends_the_workers(hidden: Any) -> None:
+def test_what_its_process_cannot_import_ends_the_workers_or_fails_its_row(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hidden: Any = types.ModuleType("hidden_module")
+    exec("def fn(items): return items\nclass Row: pass", vars(hidden))
+    monkeypatch.setitem(sys.modules, "hidden_module", hidden)
     done = in_process(hidden.fn, [1])
     assert "fn cannot be found in its process (ModuleNotFoundError" in str(done.fatal)
-
-
-@pytest.mark.once
-def test_a_row_that_its_process_cannot_make_fails_alone(hidden: Any) -> None:
     good, bad = in_process(double, [1, hidden.Row()]).results
     assert good == 2
     assert type(bad) is ModuleNotFoundError
-
-
-def test_an_error_crosses_with_its_class_its_cause_and_its_lines() -> None:
-    (error,) = in_process(raise_unpicklable, [1]).results
-    assert type(error) is Unpicklable
-    assert str(error) == "onetwo"
-    assert type(error.__cause__) is KeyError
-    assert "in raise_unpicklable" in error_text(error).traceback
 
 
 @pytest.mark.once
@@ -150,13 +131,15 @@ def test_a_fault_of_a_service_is_known_across_processes() -> None:
 
 @pytest.mark.once
 def test_memory_errors_of_a_process_split() -> None:
+    class NoMemory(MemoryError):
+        pass
+
     def small(items: list[int]) -> list[int]:
         if len(items) > 2:
-            raise MemoryError("too many")
+            raise NoMemory
         return items
 
-    done = in_process(small, list(range(8)))
-    assert done.results == list(range(8))
+    assert in_process(small, list(range(8))).results == list(range(8))
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,13 @@ import pytest
 pytest.importorskip("pyarrow")
 import pyarrow.parquet as pq
 import steps_with_rows
-from steps_with_rows import PLACES, heavy, scaled, scaled_on_a_loop, weight
+from countdowns import finish_all
+from steps_with_rows import PLACES, company, heavy, scaled, scaled_on_a_loop, weight
 
-from batched import offline
+import batched
+from batched import BatchFunctionError, offline
 from batched.offline import Step
+from batched.offline.engines.function import build
 
 ITEMS = [1 + 7 * number % 13 for number in range(100)]
 
@@ -31,7 +34,10 @@ def step_of(fn: Any, **settings: Any) -> Step:
     return Step(fn, input="item", output="result", **settings)
 
 
-@pytest.mark.parametrize("fn", [scaled, scaled_on_a_loop], ids=["thread", "coroutine"])
+both = pytest.mark.parametrize("fn", [scaled, scaled_on_a_loop], ids=["thread", "coroutine"])
+
+
+@both
 def test_places_are_filled_again_until_few_rows_are_left(fn: Any, tmp_path: Path) -> None:
     report, results = run(step_of(fn, args=(3,)), ITEMS, tmp_path / "out.parquet")
     assert report.ok == len(ITEMS)
@@ -41,18 +47,14 @@ def test_places_are_filled_again_until_few_rows_are_left(fn: Any, tmp_path: Path
     assert sum(sizes) / len(sizes) > 0.75 * PLACES
 
 
-def test_a_row_that_fails_costs_itself_alone(tmp_path: Path) -> None:
-    items = [*ITEMS[:20], -3, *ITEMS[20:30], -1]
-    report, results = run(step_of(scaled), items, tmp_path / "out.parquet")
-    assert (report.ok, report.errors) == (30, {"ValueError": 2})
-    assert results == {number: item for number, item in enumerate(items) if item > 0}
-
-
-def test_a_row_for_which_the_function_raises_is_found(tmp_path: Path) -> None:
-    items = [*ITEMS[:20], 666, *ITEMS[20:40]]
-    report, results = run(step_of(scaled), items, tmp_path / "out.parquet")
-    assert (report.ok, report.errors) == (40, {"ZeroDivisionError": 1})
-    assert results == {number: item for number, item in enumerate(items) if item != 666}
+@both
+def test_rows_that_fail_or_for_which_the_function_raises_cost_themselves(
+    fn: Any, tmp_path: Path
+) -> None:
+    items = [*ITEMS[:20], 666, -3, *ITEMS[20:30], -1]
+    report, results = run(step_of(fn), items, tmp_path / "out.parquet")
+    assert (report.ok, report.errors) == (30, {"ValueError": 2, "ZeroDivisionError": 1})
+    assert results == {number: item for number, item in enumerate(items) if 0 < item < 666}
 
 
 def test_rows_run_again_if_memory_runs_out(tmp_path: Path) -> None:
@@ -70,10 +72,9 @@ def test_processes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("processes", [False, True])
 def test_a_length_of_the_step_reaches_its_workers(processes: bool, tmp_path: Path) -> None:
-    step = step_of(scaled, length=weight, max_batch_tokens=20, processes=processes)
-    report, results = run(step, ITEMS, tmp_path / "out.parquet")
-    assert report.ok == len(ITEMS)
-    assert results == dict(enumerate(ITEMS))
+    step = step_of(company, length=weight, max_batch_tokens=20, processes=processes)
+    _, results = run(step, [10] * 20, tmp_path / "out.parquet")
+    assert max(results.values()) == 2
 
 
 def test_the_places_of_a_step_are_a_number(tmp_path: Path) -> None:
@@ -82,3 +83,14 @@ def test_the_places_of_a_step_are_a_number(tmp_path: Path) -> None:
     assert max(steps_with_rows.sizes) == 2
     with pytest.raises(TypeError, match="batch_size is the number of its places"):
         step_of(scaled, batch_size=offline.Auto())
+
+
+def test_a_function_may_return_before_all_rows_have_joined_but_not_without_outcomes() -> None:
+    @batched.continuously(batch_size=2)
+    def one_wave(rows: batched.Rows[Any, Any, Any]) -> None:
+        rows.join()
+        finish_all(rows)
+
+    assert build(step_of(one_wave))([1, 2, 3]) == [1, 2, 3]
+    with pytest.raises(BatchFunctionError, match="left 3 rows without an outcome"):
+        build(step_of(batched.continuously(lambda rows: None)))([1, 2, 3])

@@ -55,24 +55,12 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
 
 EDITS: dict[str, tuple[str, ...]] = {
     # source of the module `steps` with {} for the edit; before; after; what the sentence names
-    "an operator": ("def fn(a): return {}", "a", "-a", "its code"),
     "a prompt in a function": ("def fn(a): return '{} ' + a", "Say", "Tell", "its code"),
-    "a prompt in an f-string": (
-        "def fn(a): return f'{}' + a",
-        "Say {{a}}",
-        "Tell {{a}}",
-        "its code",
-    ),
     "a coroutine": ("{}def fn(a): return a", "", "async ", "its code"),
     "a bool": ("def fn(a): return {}", "1", "True", "its code"),
-    "a pattern": ("def fn(a):\n match a:\n  case {}: return 1", "None", "False", "its code"),
-    "a lambda": ("fn = lambda a: {}", "a", "not a", "its code"),
     "a lambda on the same line": ("fn = [lambda a: 1, lambda a: 2][{}]", "0", "1", "its code"),
     "a nested function": ("def fn(a):\n def f(): return {}\n return f()", "1", "2", "its code"),
-    "a constant": ("P = '{}'\ndef fn(a): return P", "a", "b", "the global P"),
-    "a dict of prompts": ("P = dict(en='{}')\ndef fn(a): return P['en']", "a", "b", "the global P"),
-    "few-shot examples": ("P = [('q', '{}')]\ndef fn(a): return P + a", "a", "b", "the global P"),
-    "a set of words": ("P = {{'x', '{}'}}\ndef fn(a): return a in P", "a", "b", "the global P"),
+    "containers": ("P = dict(a=[(1, {{'{}'}})])\ndef fn(a): return P", "a", "b", "the global P"),
     "a string.Template": (
         "import string\nT = string.Template('{} $q')\ndef fn(a): return T.substitute(q=a)",
         *("Say", "Tell", "the global T"),
@@ -85,38 +73,12 @@ EDITS: dict[str, tuple[str, ...]] = {
         "import re\nR = re.compile('{}')\ndef fn(a): return R.sub('', a)",
         *("a" * 300 + "b", "a" * 300 + "c", "the global R"),
     ),
-    "a dataclass": (
-        (
-            "import dataclasses\n@dataclasses.dataclass\nclass S:\n prompt: str\n"
-            "C = S('{}')\ndef fn(a): return C.prompt"
-        ),
-        *("a", "b", "the attribute prompt of S"),
-    ),
-    "a default of a dataclass": (
-        (
-            "import dataclasses\n@dataclasses.dataclass\nclass S:\n prompt: str = '{}'\n"
-            "def fn(a): return S().prompt"
-        ),
-        *("a", "b", "the variable prompt of S()"),
-    ),
     "a pydantic model": (
         (
             "import pydantic\nclass S(pydantic.BaseModel):\n p: str\n"
             "C = S(p='{}')\ndef fn(a): return C.p"
         ),
         *("a", "b", "the attribute p of S"),
-    ),
-    "a default of a pydantic model": (
-        "import pydantic\nclass S(pydantic.BaseModel):\n p: str = '{}'\ndef fn(a): return S().p",
-        *("a", "b", "the variable p of S()"),
-    ),
-    "a named tuple": (
-        "import collections\nC = collections.namedtuple('S', 'p')('{}')\ndef fn(a): return C.p",
-        *("a", "b", "the global C"),
-    ),
-    "a namespace": (
-        "import types\nC = types.SimpleNamespace(p=['{}'])\ndef fn(a): return C.p",
-        *("a", "b", "the global C"),
     ),
     "a class attribute": (
         "class S:\n prompt = '{}'\ndef fn(a): return S.prompt",
@@ -126,24 +88,10 @@ EDITS: dict[str, tuple[str, ...]] = {
         "import enum\nclass M(enum.Enum):\n FAST = {}\ndef fn(a): return M.FAST",
         *("1", "2", "the attribute _value_ of M"),
     ),
-    "an instance": (
-        (
-            "class S:\n def __init__(self, by): self.by = by\n"
-            " def __call__(self, a): return a\nfn = S({})"
-        ),
-        *("1", "2", "the attribute by of S"),
-    ),
     "an instance with slots": (
         (
             "class S:\n __slots__ = 'by'\n def __init__(self, by): self.by = by\n"
             " def __call__(self, a): return a\nfn = S({})"
-        ),
-        *("1", "2", "the attribute by of S"),
-    ),
-    "a bound method": (
-        (
-            "class S:\n def __init__(self, by): self.by = by\n def embed(self, a): return a\n"
-            "fn = S({}).embed"
         ),
         *("1", "2", "the attribute by of S"),
     ),
@@ -190,19 +138,11 @@ EDITS: dict[str, tuple[str, ...]] = {
         ),
         *("a", "b", "the attribute all of Prompts"),
     ),
-    "a method": ("class fn:\n def __call__(self, a): return {}", "a", "-a", "its code"),
     "a property": ("class fn:\n {}\n def f(self): pass", "pass", "@property", "its code"),
     "a base class elsewhere": (
         "import other\nclass fn(other.Base):\n def __call__(self, a): return self.clean(a)",
         *("upper", "lower", "its base class Base"),
         "class Base:\n def clean(self, a): return a.{}()",
-    ),
-    "a list in a closure": (
-        (
-            "def make(words):\n def fn(a):\n  found = []\n  for x in a: found.append(x in words)\n"
-            "  return found\n return fn\nfn = make(['{}'])"
-        ),
-        *("a", "b", "the variable words of make.<locals>.fn()"),
     ),
     "a default argument": ("def fn(a, *, p='{}'): return p", "a", "b", "the variable p of fn()"),
     "a constant with the name of a variable elsewhere": (
@@ -212,19 +152,9 @@ EDITS: dict[str, tuple[str, ...]] = {
         ),
         *("a", "b", "the global P"),
     ),
-    "a helper": (
-        "def fn(a): return f(a)\ndef f(a): return a.{}()",
-        "upper",
-        "lower",
-        "the global f",
-    ),
     "a constant of a helper's helper": (
         "N = {}\ndef fn(a): return f(a)\ndef f(a): return (lambda: g(a))()\ndef g(a): return N",
         *("1", "2", "the global N"),
-    ),
-    "a global that becomes a function": (
-        "{}\ndef fn(a): return P",
-        *("P = 1", "def P(): pass", "the global P"),
     ),
     "a constant of a module": (
         "import other\ndef fn(a): return other.P",
@@ -234,20 +164,12 @@ EDITS: dict[str, tuple[str, ...]] = {
         "def fn(a):\n from other import P\n return P",
         *("1", "2", "the global P", "P = {}"),
     ),
-    "a registry": (
-        "def op(a): return '{}'\nOPS = dict(op=op)\ndef fn(a): return OPS['op'](a)",
-        *("a", "b", "the global OPS"),
-    ),
     "a registry by a decorator": (
         (
             "OPS = {{}}\ndef register(f):\n OPS[f.__name__] = f\n return f\n"
             "@register\ndef op(a): return '{}'\ndef fn(a): return OPS['op'](a)"
         ),
         *("a", "b", "the global OPS"),
-    ),
-    "a prompt read at import": (
-        "import other\nP = {{}}\nP['x'] = other.read()\ndef fn(a): return P['x']",
-        *("a", "b", "the global P", "def read(): return '{}'"),
     ),
     "a decorator's setting": (
         (
@@ -265,16 +187,10 @@ EDITS: dict[str, tuple[str, ...]] = {
         "import functools\ndef f(a, by): return a * by\nfn = functools.partial(f, by={})",
         *("2", "3", "its code"),
     ),
-    "a getter": ("import operator\nfn = operator.itemgetter('{}')", "a", "b", "its code"),
     "a method of a builtin": ("fn = str.{}", "upper", "lower", "its code"),
-    "a method of a text": ("fn = '{}'.format", "a", "b", "its code"),
     "a path": (
         "import pathlib\nP = pathlib.Path('{}')\ndef fn(a): return P",
         *("a", "b", "the global P"),
-    ),
-    "an array": (
-        "import numpy as np\nW = np.full((2, 3), {})\ndef fn(a): return a * W",
-        *("1.0", "2.0", "the global W"),
     ),
     "the type of an array": (
         "import numpy as np\nW = np.ones(2, '{}')\ndef fn(a): return a * W",
@@ -284,17 +200,9 @@ EDITS: dict[str, tuple[str, ...]] = {
         "import torch\nW = torch.tensor({})\ndef fn(a): return a * W",
         *("1.0", "2.0", "the global W"),
     ),
-    "a device": (
-        "import torch\nD = torch.device('{}')\ndef fn(a): return a.to(D)",
-        *("cpu", "cuda", "the global D"),
-    ),
     "the type of a tensor": (
         "import torch\nT = torch.{}\ndef fn(a): return a.to(T)",
         *("float32", "float16", "the global T"),
-    ),
-    "a long list": (
-        "P = ['a'] * 9999 + ['{}']\ndef fn(a): return a in P",
-        *("a", "b", "the global P"),
     ),
     "a large array": (
         "import numpy as np\nW = np.full(3 << 20, {})\ndef fn(a): return a * W",
@@ -304,14 +212,6 @@ EDITS: dict[str, tuple[str, ...]] = {
         "import torch\nW = torch.nn.Linear({}, 1)\ndef fn(a): return W(a)",
         *("1", "2", ""),
     ),
-    "a client": (
-        (
-            "import http.client, types, threading\n"
-            "C = types.SimpleNamespace(key='{}', lock=threading.Lock())\ndef fn(a): return C.key"
-        ),
-        *("a", "b", ""),
-    ),
-    "an argument": ("fn = print\nargs = [dict(p='{}')]", "a", "b", "its argument 0"),
     "a keyword argument": ("fn = print\nkwargs = dict(p={{'{}'}})", "a", "b", "its argument 'p'"),
     "one more argument": ("fn = print\nargs = {}", "[1]", "[1, 2]", "its list of arguments"),
 }
@@ -360,19 +260,14 @@ def test_an_edit_of_a_module_that_is_imported_from_a_package_is_noticed(
 
 
 ACCEPTED = {
-    "a constant": "P = 'a'\ndef fn(a): return [P] * len(a)",
-    "a set of words": "P = {'a', 'b', 'c'}\ndef fn(a): return [x in P for x in a]",
     "a set in the code": "def fn(a): return [x in {'a', 'b', 'c'} for x in a]",
-    "a dict that is filled": "C = {}\ndef fn(a):\n for x in a: C[x] = 1",
     "a dict that is emptied": "C = {'a': 1}\ndef fn(a):\n del C['a']\n C.clear()",
-    "a list that grows": "C = []\ndef fn(a): C.append(len(a))",
     "a set that grows": "C = set()\ndef fn(a): C.update(a)",
     "counters": (
         "import collections\nC, D = collections.Counter(), collections.deque()\n"
         "def fn(a):\n for x in a: C[x] += 1; D.append(x)"
     ),
     "a list within a dict": "C = {'x': []}\ndef fn(a): C['x'].append(a)",
-    "a global that counts": "C = 0\ndef fn(a):\n global C\n C += len(a)",
     "a model that is loaded late": (
         "model = None\ndef load():\n global model\n model = model or object()\n return model\n"
         "def fn(a): return [load()] * len(a)"
@@ -409,11 +304,6 @@ ACCEPTED = {
         "class B:\n def __init__(self): self.seen = []\n def note(self, x): self.seen.append(x)\n"
         "class S(B):\n def __call__(self, a): self.note(a)\nfn = S()"
     ),
-    "a registry": (
-        "OPS = {}\ndef register(f):\n OPS[f.__name__] = f\n return f\n"
-        "@register\ndef op(a): return a\n"
-        "def fn(a): return OPS['op'](a)"
-    ),
     "a dataclass": (
         "import dataclasses\n@dataclasses.dataclass\nclass S:\n words: set\n"
         " more: list = dataclasses.field(default_factory=list)\n"
@@ -423,68 +313,50 @@ ACCEPTED = {
         "import pydantic\nclass S(pydantic.BaseModel):\n words: set = {'a', 'b', 'c'}\nC = S()\n"
         "def fn(a): return C.model_dump(), S()"
     ),
-    "an enum": "import enum\nclass M(enum.Enum):\n A = 'a'\ndef fn(a): return M('a'), M.A.value",
-    "a string.Template": (
-        "import string\nT = string.Template('a $q')\ndef fn(a): return T.substitute(q=a)"
-    ),
-    "a Jinja template": (
-        "import jinja2\nT = jinja2.Template('a {{ q }}')\ndef fn(a): return T.render(q=a)"
-    ),
-    "a Jinja environment": (
-        "import jinja2\nE = jinja2.Environment()\ndef fn(a): return E.from_string('a').render()"
-    ),
-    "locks and loggers": (
-        "import logging, threading\nL, log = threading.Lock(), logging.getLogger('x')\n"
-        "def fn(a):\n with L: log.info('a')"
-    ),
-    "a pool of threads": (
-        "from concurrent.futures import ThreadPoolExecutor\nP = ThreadPoolExecutor(2)\n"
-        "def fn(a): return [*P.map(str, a)]"
-    ),
-    "a counter of itertools": "import itertools\nC = itertools.count()\ndef fn(a): return next(C)",
-    "random numbers": "import random\nR = random.Random(0)\ndef fn(a): return R.random()",
-    "random numbers of numpy": (
-        "import numpy as np\nR = np.random.default_rng(0)\ndef fn(a): return R.random()"
+    "templates of Jinja": (
+        "import jinja2\nT, E = jinja2.Template('a {{ q }}'), jinja2.Environment()\n"
+        "def fn(a): return T.render(q=a), E.from_string('a').render()"
     ),
     "the environment": "from os import environ\ndef fn(a): environ['X_OF_A_TEST'] = environ['PWD']",
-    "a database": (
-        "import sqlite3\nD = sqlite3.connect(':memory:', check_same_thread=False)\n"
-        "def fn(a): return D.execute('select 1').fetchall()"
+    "what changes by itself": (
+        "import itertools, logging, random, sqlite3, threading, numpy\n"
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "C, R, N = itertools.count(), random.Random(0), numpy.random.default_rng(0)\n"
+        "L, log, P = threading.Lock(), logging.getLogger('x'), ThreadPoolExecutor(2)\n"
+        "D = sqlite3.connect(':memory:', check_same_thread=False)\n"
+        "def fn(a):\n with L: log.info('a')\n next(C)\n"
+        " return R.random(), N.random(), [*P.map(str, a)], D.execute('select 1').fetchall()"
     ),
     "a client": (
         "import urllib.request\nC = urllib.request.build_opener()\n"
         "def fn(a): C.addheaders.append(('a', 'b'))"
     ),
     "a password": "import uuid\nAPI_KEY = str(uuid.uuid4())\ndef fn(a): return API_KEY",
-    "a tokenizer": (
-        "import tokenizers\nT = tokenizers.Tokenizer(tokenizers.models.WordLevel({'a': 0}, 'a'))\n"
-        "def fn(a): T.enable_truncation(3); return [T.encode(x).ids for x in a]"
-    ),
     "arrays": "import numpy as np\nW = np.arange(6.0).reshape(2, 3).T\ndef fn(a): return W.sum()",
     "functions": (
         "import functools, operator\nfn = functools.partial(map, operator.itemgetter(0))\n"
         "args = (lambda x: x, str.upper, 'a'.join, len, functools.reduce)"
     ),
     "a function that calls itself": "def fn(a): return fn(a[1:]) if a else a",
-    "a class": "class fn:\n def __init__(self): self.n = 0\n def __call__(self, a): self.n += 1",
 }
 OTHER = "CACHE, N = {}, 0\ndef get(x):\n CACHE[x] = 1\n return x\n"
-PROGRAM = f"""
-import importlib, json, sys
+PRELUDE = f"""from __future__ import annotations
+import importlib, json, runpy, sys
 sys.path.append({str(Path(batched.offline.identity.__file__).parents[1])!r})
 from types import SimpleNamespace
 from identity.code import fingerprint  # alone, which imports little
 {inspect.getsource(step)}
 {inspect.getsource(step_in)}
+"""
+PROGRAM = f"""
 shown = {{}}
-for number in map(int, sys.argv[1:]):
+for number in range({len(ACCEPTED)}):
     try:
         module = importlib.import_module(f"steps{{number}}")
     except ImportError:
         continue
     before = fingerprint(step_in(module))
-    call = module.fn() if isinstance(module.fn, type) else module.fn
-    call(["a", "b"])
+    module.fn(["a", "b"])
     shown[number] = before, fingerprint(step_in(module))
 print(json.dumps(shown))
 """
@@ -497,13 +369,13 @@ def accepted(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     (folder / "other.py").write_text(OTHER)
     for number, source in enumerate(ACCEPTED.values()):
         (folder / f"steps{number}.py").write_text(source)
-    return [show(folder, PROGRAM, seed, *map(str, range(len(ACCEPTED)))) for seed in "12"]
+    return [show(folder, PROGRAM, seed) for seed in "12"]
 
 
-def show(folder: Path, program: str, seed: str, *numbers: str) -> dict[str, Any]:
+def show(folder: Path, program: str, seed: str) -> dict[str, Any]:
     """Return what a new process shows that runs a program in a folder."""
     done = subprocess.run(
-        [sys.executable, "-c", "from __future__ import annotations" + program, *numbers],
+        [sys.executable, "-c", PRELUDE + program],
         cwd=folder,
         env={"PYTHONHASHSEED": seed, "PYTHONDONTWRITEBYTECODE": "1", "PWD": str(folder)},
         capture_output=True,
@@ -515,24 +387,17 @@ def show(folder: Path, program: str, seed: str, *numbers: str) -> dict[str, Any]
     return shown
 
 
-@pytest.mark.parametrize("name", ACCEPTED)
+@pytest.mark.parametrize("number", [str(at) for at in range(len(ACCEPTED))], ids=[*ACCEPTED])
 def test_unchanged_code_is_accepted_in_another_process_and_after_its_run(
-    name: str, accepted: list[dict[str, Any]]
+    number: str, accepted: list[dict[str, Any]]
 ) -> None:
-    number = str([*ACCEPTED].index(name))
     if number not in accepted[0]:
         pytest.skip("a library is not installed")
     shown = [each for process in accepted for each in process[number]]
     assert all(difference(one, other) is None for one in shown for other in shown)
 
 
-SCRIPT = f"""
-import json, runpy, sys
-sys.path.append({str(Path(batched.offline.identity.__file__).parents[1])!r})
-from types import SimpleNamespace
-from identity.code import fingerprint
-{inspect.getsource(step)}
-{inspect.getsource(step_in)}
+SCRIPT = """
 main = sys.modules["__main__"]
 vars(main).update(runpy.run_path("steps.py", None, "__main__"))
 print(json.dumps(fingerprint(step_in(main))))
@@ -565,9 +430,7 @@ def test_a_script_is_the_same_as_a_module(load: Load, tmp_path: Path) -> None:
     "edit",
     [
         ("if x in self.words", "if x in (\n  self.words)  # known\n "),
-        ("'Docs.'", "'Other docs.'"),
         ('"Inner docs."', '"Other docs."'),
-        ("import enum", "# a line\n\nimport enum"),
         ("        'Docs.'\n", ""),
         ('WORDS = {"a", "b", "c"}', "WORDS = set('cab')"),
         ("import enum, other", "import enum\nimport json\nimport other\nunused = 1"),
@@ -658,9 +521,7 @@ def test_a_version_stands_for_code_and_arguments() -> None:
         ({}, {"name": "caption", "batch_size": 64, "workers": 2}, None),
         ({}, {"preprocess": str}, "its preprocess differs"),
         ({"where": len}, {"where": sum}, "its where differs"),
-        ({"route": len}, {"route": sum}, "its route differs"),
         ({"version": "v3"}, {"version": "v4"}, "its version was 'v3' and is 'v4'"),
-        ({}, {"version": "v4"}, "its version was None and is 'v4'"),
         ({}, {"input": ("a", "b")}, "its input was ['text'] and is ['a', 'b']"),
         ({}, {"output": ("b",)}, "its output was ['vector'] and is ['b']"),
     ],

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import datetime as dt
 import enum
-import itertools
 import json
 import re
-import uuid
-from collections import OrderedDict, UserDict
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -55,16 +52,10 @@ DIFFERENT = [
 
 
 def test_values_that_differ_have_hashes_that_differ() -> None:
-    hashes = [hash_of(value) for value in DIFFERENT]
-    for (one, first), (other, second) in itertools.combinations(
-        zip(hashes, DIFFERENT, strict=True), 2
-    ):
-        assert one != other, (first, second)
-
-
-class Point(NamedTuple):
-    x: int
-    y: str
+    seen: dict[int, Any] = {}
+    for value in DIFFERENT:
+        other = seen.setdefault(hash_of(value), value)
+        assert other is value, (other, value)
 
 
 class Colour(enum.StrEnum):
@@ -76,26 +67,16 @@ class Colour(enum.StrEnum):
     [
         (np.int8(5), 5),
         (np.float32(0.1), float(np.float32(0.1))),
-        (np.float64(0.5), 0.5),
-        (np.bool_(1), True),
-        (np.str_("a"), "a"),
-        (np.bytes_(b"a"), b"a"),
         (np.array([0.5, 1.5], "f4"), [0.5, 1.5]),
         (np.array([1, 2], "u1"), [1, 2]),
         (np.array([[1, 2]]), [[1, 2]]),
         (np.array(["a", 1], object), ["a", 1]),
         ((1, 2), [1, 2]),
-        (Point(1, "a"), [1, "a"]),
         ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
-        (OrderedDict(b=2, a=1), {"a": 1, "b": 2}),
         (bytearray(b"a"), b"a"),
         (Colour.RED, "red"),
         (-NAN, NAN),
         (np.array([-NAN, 1.0]), [NAN, 1.0]),
-        ([Path("a")], ["a"]),
-        ([uuid.UUID(int=1)], ["00000000-0000-0000-0000-000000000001"]),
-        (UserDict(a=1), {"a": 1}),
-        (np.array(1.5), 1.5),
         (dt.datetime(2020, 1, 1, tzinfo=UTC), dt.datetime(2020, 1, 1, tzinfo=ZoneInfo("UTC"))),
     ],
 )
@@ -113,11 +94,7 @@ def test_hashes_are_the_same_in_every_process_and_with_every_python() -> None:
     assert hash_inputs(Window(0, 3, {"x": values}), ["x"]) == PINNED
 
 
-PINNED = [
-    -996280320281647786,
-    -2693736208708074548,
-    -6643089345792779438,
-]
+PINNED = [-996280320281647786, -2693736208708074548, -6643089345792779438]
 """Hashes as computed by CPython 3.11, 3.12 and 3.13."""
 
 
@@ -129,17 +106,11 @@ ROWS: list[dict[str, Any]] = [
 
 def test_a_row_hashes_alike_from_parquet_jsonl_arrow_or_dicts(tmp_path: Path) -> None:
     table = pa.Table.from_pylist(ROWS)
-    pq.write_table(table, tmp_path / "rows.parquet")
-    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
+    parquet, jsonl = tmp_path / "rows.parquet", tmp_path / "rows.jsonl"
+    pq.write_table(table, parquet)
+    jsonl.write_text("\n".join(map(json.dumps, ROWS)))
     hashes = []
-    for source in (
-        tmp_path / "rows.parquet",
-        tmp_path / "rows.jsonl",
-        table,
-        table.to_reader(),
-        ROWS,
-        iter(ROWS),
-    ):
+    for source in (parquet, jsonl, table, table.to_reader(), ROWS, iter(ROWS)):
         opened = open_source(source, spool=tmp_path / "spool")
         (window,) = opened.windows(list(ROWS[0]))
         hashes.append(hash_inputs(window, list(ROWS[0])))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -16,14 +17,17 @@ from progress_files import done
 from stage import wait_until
 
 
-class GatedProgress:
-    """Stand-in for a progress file: each transaction waits for the gate."""
+class Gated:
+    """A committer of a stand-in for a progress file, whose transactions wait for the gate."""
 
     def __init__(self, error: BaseException | None = None) -> None:
         self.gate = threading.Semaphore(0)
         self.begun = threading.Semaphore(0)
         self.transactions: list[list[Commit]] = []
+        self.errors: list[BaseException] = []
         self._error = error
+        progress: Any = self
+        self.committer = Committer(progress, self.errors.append)
 
     def commit(self, commits: Sequence[Commit]) -> None:
         self.begun.release()
@@ -33,64 +37,39 @@ class GatedProgress:
         self.transactions.append(list(commits))
 
 
-class Gated:
-    """A committer of a gated file, and its errors."""
-
-    def __init__(self, error: BaseException | None = None) -> None:
-        self.progress = GatedProgress(error)
-        self.errors: list[BaseException] = []
-        progress: Any = self.progress
-        self.committer = Committer(progress, self.errors.append)
-
-    def open(self) -> None:
-        self.progress.gate.release(1000)
-
-
-def test_all_that_waits_shares_a_transaction_in_order() -> None:
+def test_few_commits_wait_and_all_that_wait_share_a_transaction_in_order() -> None:
     gated = Gated()
-    commits = [done([n]) for n in range(6)]
+    commits = [done([number]) for number in range(3 * WAITING + 1)]
     gated.committer.submit(commits[0])
-    assert gated.progress.begun.acquire(timeout=10)
-    for commit in commits[1:]:
-        gated.committer.submit(commit)
-    gated.open()
-    gated.committer.close()
-    assert gated.progress.transactions == [commits[:1], commits[1:]]
-    assert gated.errors == []
-
-
-def test_the_queue_is_bounded() -> None:
-    gated = Gated()
-    gated.committer.submit(done([0]))
-    assert gated.progress.begun.acquire(timeout=10)
-    submitted: list[int] = []
+    assert gated.begun.acquire(timeout=10)
+    submitted: list[Commit] = []
 
     def submit() -> None:
-        for number in range(3 * WAITING):
-            gated.committer.submit(done([number]))
-            submitted.append(number)
+        for commit in commits[1:]:
+            gated.committer.submit(commit)
+            submitted.append(commit)
 
     thread = threading.Thread(target=submit)
     thread.start()
     wait_until(lambda: len(submitted) == WAITING)
-    gated.open()
+    gated.gate.release(1000)
     thread.join(10)
     gated.committer.close()
-    sizes = [len(commits) for commits in gated.progress.transactions]
-    assert sum(sizes) == 3 * WAITING + 1
-    assert max(sizes) == WAITING
+    assert gated.transactions[:2] == [commits[:1], commits[1 : 1 + WAITING]]
+    assert list(chain.from_iterable(gated.transactions)) == commits
+    assert gated.errors == []
 
 
 def test_an_error_is_told_once_and_ends_it() -> None:
     error = OSError("no room")
     gated = Gated(error)
     gated.committer.submit(done(["a"]))
-    assert gated.progress.begun.acquire(timeout=10)
+    assert gated.begun.acquire(timeout=10)
     gated.committer.submit(done(["b"]))
-    gated.open()
+    gated.gate.release(1000)
     wait_until(lambda: bool(gated.errors))
     gated.committer.submit(done(["c"]))
     with pytest.raises(OSError, match="no room"):
         gated.committer.close()
     assert gated.errors == [error]
-    assert gated.progress.transactions == []
+    assert gated.transactions == []

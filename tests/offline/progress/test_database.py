@@ -58,18 +58,15 @@ def holder(path: Path) -> Iterator[subprocess.Popen[str]]:
 
 @pytest.mark.once
 @pytest.mark.parametrize("stopped", [False, True])
-def test_a_second_run_is_refused(path: Path, holder: subprocess.Popen[str], stopped: bool) -> None:
+def test_a_second_run_is_refused_until_the_first_one_is_killed(
+    path: Path, holder: subprocess.Popen[str], stopped: bool
+) -> None:
     if stopped:
         holder.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, holder.pid, os.WSTOPPED | os.WNOWAIT)
     with pytest.raises(RunLocked) as refused:
         Progress(path)
     assert str(refused.value).startswith(f"{path} is in use by another run")
-
-
-def test_a_run_that_was_killed_gives_the_file_back_at_once(
-    path: Path, holder: subprocess.Popen[str]
-) -> None:
     holder.kill()
     holder.wait()
     Progress(path).close()

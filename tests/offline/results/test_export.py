@@ -15,7 +15,7 @@ pa = pytest.importorskip("pyarrow")
 import pyarrow.parquet as pq  # noqa: E402  # after the skip
 
 from batched import offline  # noqa: E402
-from batched.errors import ResultError, RunLocked  # noqa: E402
+from batched.errors import ResultError  # noqa: E402
 from batched.offline.progress.commit import Commit, Key  # noqa: E402
 from batched.offline.progress.store import Progress  # noqa: E402
 from batched.offline.types.columns import Columns  # noqa: E402
@@ -69,15 +69,6 @@ def test_an_export_never_replaces_the_result(tmp_path: Path, overwrite: bool) ->
     result = make_run(tmp_path, ["a"], {"a": 1})
     with pytest.raises(ResultError, match="the export would replace the result .* itself; name"):
         offline.export(result, tmp_path / "x" / ".." / "r.parquet", overwrite=overwrite)
-
-
-def test_an_export_waits_for_the_end_of_the_run(tmp_path: Path) -> None:
-    result = make_run(tmp_path, ["a"], {"a": 1})
-    with (
-        closing(Progress(Path(f"{result}.progress"))),
-        pytest.raises(RunLocked, match="is in use by another run"),
-    ):
-        offline.export(result, tmp_path / "some.csv")
 
 
 def test_a_run_that_has_not_begun_has_no_export(tmp_path: Path) -> None:

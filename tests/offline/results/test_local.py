@@ -21,7 +21,6 @@ pa = pytest.importorskip("pyarrow")
 import pyarrow.parquet as pq  # noqa: E402  # after the skip
 from result_files import fill, publish  # noqa: E402
 
-from batched import offline  # noqa: E402
 from batched.errors import ResultError  # noqa: E402
 from batched.offline.results import formats as _formats  # noqa: E402
 from batched.offline.results.opening import Stamp, open_result  # noqa: E402
@@ -95,28 +94,20 @@ def test_a_result_of_no_rows_has_its_columns(dest: str) -> None:
 # --- it replaces no foreign file ---
 
 
-def test_a_foreign_file_is_refused(dest: str) -> None:
-    write(dest, ROWS)
+def test_only_the_result_of_an_earlier_run_is_replaced_as_that_run_left_it(dest: str) -> None:
+    first = json.loads(json.dumps(write(dest, ROWS)))
     before = content(dest)
     with pytest.raises(ResultError, match=r"is there already, .* overwrite=True"):
         open_result(dest)
     assert content(dest) == before
-
-
-def test_an_earlier_result_is_replaced(dest: str) -> None:
-    stamp = json.loads(json.dumps(write(dest, ROWS)))
-    write(dest, OTHER, known=[{"x": [1, 2]}, stamp])
-    assert content(dest) != {}
+    second = write(dest, OTHER, known=[{"x": [1, 2]}, first])
+    assert content(dest) != before
     with pytest.raises(ResultError, match="is there already"):
-        open_result(dest, known=[stamp])
-
-
-def test_an_earlier_result_that_was_changed_is_foreign(dest: str) -> None:
-    stamp = write(dest, ROWS)
+        open_result(dest, known=[first])
     file = next(Path(dest).iterdir()) if dest.endswith("/") else Path(dest)
     os.utime(file, ns=(0, 0))
     with pytest.raises(ResultError, match="left it as it is"):
-        open_result(dest, known=[stamp])
+        open_result(dest, known=[second])
 
 
 def test_a_file_that_came_in_the_meantime_is_not_replaced(dest: str) -> None:
@@ -178,31 +169,6 @@ def test_a_folder_that_was_not_replaced_to_the_end_is_repaired_by_the_next_run(
     write(dest, OTHER, known=known)
     assert pq.read_table(dest).to_pydict() == OTHER
     assert os.listdir(tmp_path) == ["r"]
-
-
-def test_one_progress_file_serves_several_destinations_in_turn(tmp_path: Path) -> None:
-    def same(numbers: list[int]) -> list[int]:
-        return numbers
-
-    def run(count: int, dest: str) -> list[int]:
-        rows = [{"id": number} for number in range(count)]
-        offline.run(
-            same,
-            rows,
-            tmp_path / dest,
-            input="id",
-            output="out",
-            key="id",
-            progress=tmp_path / "progress",
-            watch=False,
-        )
-        return [json.loads(line)["out"] for line in (tmp_path / dest).read_text().splitlines()]
-
-    for count, dest in ((3, "a.jsonl"), (4, "b.jsonl"), (4, "a.jsonl"), (5, "b.jsonl")):
-        assert run(count, dest) == list(range(count))
-    (tmp_path / "a.jsonl").write_text("mine")
-    with pytest.raises(ResultError, match="left it as it is"):
-        run(4, "a.jsonl")
 
 
 def test_a_folder_with_other_files_is_never_replaced(tmp_path: Path) -> None:
@@ -304,7 +270,6 @@ VALUES: list[tuple[Any, str, str]] = [
     (math.nan, "NaN", "nan"),
     (-math.inf, "-Infinity", "-inf"),
     ("", '""', '""'),
-    ("plain text", '"plain text"', "plain text"),
     ('a,"b"\r\nc', '"a,\\"b\\"\\r\\nc"', '"a,""b""\r\nc"'),
     ("null", '"null"', "null"),
     (b"\xff\0", '"/wA="', "/wA="),
@@ -319,19 +284,11 @@ VALUES: list[tuple[Any, str, str]] = [
     (timedelta(seconds=90, microseconds=5), "90.000005", "90.000005"),
     (Decimal("1234567890123456789.10"), '"1234567890123456789.10"', "1234567890123456789.10"),
     ([1, None], "[1,null]", '"[1,null]"'),
-    ([0.5, math.nan, math.inf], "[0.5,NaN,Infinity]", '"[0.5,NaN,Infinity]"'),
     ({"a": [math.nan], "b": None}, '{"a":[NaN],"b":null}', '"{""a"":[NaN],""b"":null}"'),
     (np.array([0.1, 0.2], "float32"), "[0.1,0.2]", '"[0.1,0.2]"'),
     (np.array([0.1, math.nan], "float32"), "[0.1,NaN]", '"[0.1,NaN]"'),
-    (np.array([True, False]), "[true,false]", '"[true,false]"'),
     (np.arange(4.0).reshape(2, 2).T, "[[0.0,2.0],[1.0,3.0]]", '"[[0.0,2.0],[1.0,3.0]]"'),
-    (np.array([[0.1, math.nan]], "float32"), "[[0.1,NaN]]", '"[[0.1,NaN]]"'),
     ([np.array([1], "int8"), math.nan], "[[1],NaN]", '"[[1],NaN]"'),
-    (
-        {"a": date(2024, 1, 2), "b": None},
-        '{"a":"2024-01-02","b":null}',
-        '"{""a"":""2024-01-02"",""b"":null}"',
-    ),
     (2**65, "36893488147419103232", "36893488147419103232"),
     ([2**65, "é", None], '[36893488147419103232,"é",null]', '"[36893488147419103232,""é"",null]"'),
 ]

@@ -22,10 +22,9 @@ from pyarrow import fs  # noqa: E402
 from result_files import fill, publish  # noqa: E402
 
 from batched import cli, offline  # noqa: E402
-from batched.errors import ResultError, RunStopped  # noqa: E402
+from batched.errors import ResultError  # noqa: E402
 from batched.offline.progress.store import Progress  # noqa: E402
 from batched.offline.results import formats as _formats  # noqa: E402
-from batched.offline.results import opening as _opening  # noqa: E402
 from batched.offline.results.opening import Result, Stamp, open_result  # noqa: E402
 from object_store import make_bucket, object_store  # noqa: E402
 
@@ -104,26 +103,12 @@ def opened(tmp_path: Path) -> Open:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_that_was_stopped_goes_on_and_its_result_is_that_of_a_disk(
+def test_the_result_of_a_run_is_that_of_a_disk_and_replaces_an_earlier_one(
     kind: str, bucket: Bucket, tmp_path: Path
 ) -> None:
-    computed: list[str] = []
-
-    def some(texts: list[str]) -> list[str]:
-        if len(computed) >= most:
-            raise ValueError("stopped")
-        computed.extend(texts)
-        return upper(texts)
-
-    settings = SETTINGS | {"batch_size": 8, "version": "1", "progress": tmp_path / "progress"}
+    settings = SETTINGS | {"progress": tmp_path / "progress"}
     uri = bucket.uri(f"folder/{kind}")
-    most = 8
-    with pytest.raises(RunStopped):
-        offline.run(some, ROWS, uri, max_failed=0, **settings)
-    assert not bucket.content()
-    most = len(ROWS)
-    report = offline.run(some, ROWS, uri, **settings)
-    assert sorted(computed) == sorted(row["text"] for row in ROWS)
+    report = offline.run(upper, ROWS, uri, **settings)
     offline.run(upper, ROWS, f"{tmp_path}/{kind}", **SETTINGS)
     files = [tmp_path / kind] if kind == "r.csv" else [*(tmp_path / kind).iterdir()]
     expected = {f"folder/{file.relative_to(tmp_path)}": file.read_bytes() for file in files}
@@ -131,30 +116,21 @@ def test_a_run_that_was_stopped_goes_on_and_its_result_is_that_of_a_disk(
         expected["folder/r/_SUCCESS"] = b""
     assert bucket.content() == expected
     assert report.output == f"s3://{bucket.name}/folder/{kind}"
-    offline.run(some, ROWS[:30], uri, **settings)  # ours: it is replaced
+    offline.run(upper, ROWS[:30], uri, **settings)
     assert bucket.content().keys() == expected.keys()
     assert bucket.content() != expected
     assert not bucket.uploads()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_nothing_appears_before_it_is_whole_and_the_local_copy_is_removed(
+def test_nothing_appears_before_it_is_whole_and_foreign_objects_stay(
     kind: str, bucket: Bucket, opened: Open, tmp_path: Path
 ) -> None:
-    result = fill(opened(bucket.uri(kind)), COLUMNS)
-    assert not bucket.content()
-    assert not bucket.uploads()
-    assert os.listdir(tmp_path) == ["progress.result.writing"]
-    result.close()
+    with closing(fill(opened(bucket.uri(kind)), COLUMNS)) as result:
+        assert not bucket.content()
+        assert not bucket.uploads()
+        known = result.publish(len)[-1]
     assert not os.listdir(tmp_path)
-    publish(opened(bucket.uri(kind)), COLUMNS)
-    assert bucket.content()
-    assert not os.listdir(tmp_path)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_foreign_objects_stay(kind: str, bucket: Bucket, opened: Open) -> None:
-    known = publish(opened(bucket.uri(kind)), COLUMNS)
     before = bucket.content()
     assert opened(bucket.uri(kind), known=[known]).find()[0] == known
     with pytest.raises(ResultError, match=r"is there already, .* overwrite=True"):
@@ -310,14 +286,3 @@ def test_secrets_are_in_no_error(uri: str, tmp_path: Path) -> None:
     while shown is not None:
         assert not re.search("hidden|secret", str(shown))
         shown = shown.__cause__ or shown.__context__  # type: ignore[assignment]  # of any kind
-
-
-def test_any_filesystem_of_pyarrow_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem())
-    monkeypatch.setattr(_opening, "open_filesystem", lambda uri: (store, "store/r"))
-    (tmp_path / "store" / "r").mkdir(parents=True)
-    settings = SETTINGS | {"progress": tmp_path / "progress"}
-    offline.run(upper, ROWS, "any://store/r/", **settings)
-    offline.run(upper, ROWS[3:], "any://store/r/", **settings)
-    assert sorted(os.listdir(tmp_path / "store/r")) == ["_SUCCESS", "part-00000.parquet"]
-    assert pq.read_table(tmp_path / "store/r").column("id").to_pylist() == list(range(3, 40))

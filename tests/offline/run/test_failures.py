@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -40,20 +40,15 @@ class Judge(Failures):
         self.now += 1
         self.note([], worked=True, now=self.now)
 
-    def try_row(
-        self, error: Exception | None = None, waiting: deque[Row] | None = None
-    ) -> Row | None:
-        """Try a row, if one is left."""
+    def try_row(self, error: Exception | None = None, waiting: Sequence[Row] = ()) -> Row:
+        """Try a row."""
         assert self.doubt
-        self.now = max(self.now, self.trial_at)
-        row = self.pick(waiting or deque())
-        if row is None:
-            self.give_up()
-        else:
-            self.now += 1
-            row.attempts += 1
-            self.note([(row, error)] if error else [], worked=not error, now=self.now)
-            self.trial = None
+        self.now = max(self.now, self.trial_at) + 1
+        row = self.pick(deque(waiting))
+        assert row is not None
+        row.attempts += 1
+        self.note([(row, error)] if error else [], worked=not error, now=self.now)
+        self.trial = None
         return row
 
     def due(self, after: float = 0.0) -> list[int]:
@@ -186,35 +181,10 @@ def test_one_good_row_among_bad_ones_becomes_known_and_the_others_are_dead_lette
     judge, rows = Judge(), rows_of(40)
     for row in rows[:FIRST]:
         judge.fail([row])
-    assert judge.try_row(BAD, deque(rows[FIRST:])) is not None
-    assert judge.try_row(None, deque(rows[FIRST:])) is not None
+    judge.try_row(BAD, rows[FIRST:])
+    judge.try_row(None, rows[FIRST:])
     assert len(judge.letters()) == FIRST + 1
     assert not judge.doubt
-
-
-def test_few_rows_that_all_fail_are_dead_letters_in_the_end() -> None:
-    judge, rows = Judge(), rows_of(3)
-    judge.fail(rows, alone=False)
-    judge.due()
-    while rows:
-        waiting = deque(rows)
-        assert judge.try_row(BAD, waiting) is not None
-        rows = [*waiting]
-    assert judge.try_row() is None
-    assert judge.letters() == [0, 1, 2]
-    assert judge.stopped is None
-
-
-def test_rows_that_are_left_are_judged_by_the_probe() -> None:
-    judge, (row,) = Judge(), rows_of(1)
-    judge.probe = Row(99, (), {})
-    for _ in range(RETRY.attempts):
-        judge.fail([row], DOWN)
-        judge.doubt_rest()
-        assert judge.letters() == []
-        assert judge.try_row() is judge.probe
-        judge.due(10)
-    assert judge.letters() == [0]
 
 
 def test_an_outage_costs_no_call_of_any_row() -> None:

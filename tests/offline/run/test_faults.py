@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import product
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
@@ -103,77 +102,47 @@ class Scene:
             keep=["id"],
         )
 
-    def reset(self) -> None:
-        shutil.rmtree(self.folder)
-        shutil.copytree(self.template, self.folder)
-        self.log.unlink(missing_ok=True)
-
     def at_dest(self) -> Listing:
         path = Path(self.dest)
         if path.is_dir():
             return listing(path)
         return {path.name: path.read_bytes()} if path.exists() else {}
 
-    def problems_at(self, at: int, kind: Kind) -> tuple[str, list[str]]:
-        """Have change `at` fail, run again, and return its end and all problems."""
-        self.reset()
-        found: list[str] = []
-        ended = self.run(at, kind)
-        allowed = ("killed", "done") if kind in DEADLY else ("raised", "done")
-        if ended.how not in allowed:
-            found.append(f"it ended as {ended.how}: {ended.error}")
-        elif ended.how == "raised" and not EXPECTED_ERRORS & set(ended.kinds):
-            found.append(f"it raised {ended.error}\n{ended.lines}")
-        elif ended.how == "done":
-            found += self.problems_of_end(ended)
-        dest = self.at_dest()
-        in_between = self.dest.endswith("/") and not dest  # from one rename to the next
-        if dest not in (self.old, self.new) and not in_between:
-            found.append(f"at the destination is neither the old nor the new result: {dest.keys()}")
-        committed = committed_in(self.progress)
-        lost = {row for row in set(self.committed) - set(committed) if row[1] not in self.edited}
-        if lost:
-            found.append(f"lost: {sorted(lost)[:5]}")
+    def check(self, at: int, kind: Kind) -> None:
+        """Have change `at` fail, run again, and look at both ends."""
+        print(f"{kind} at change {at} of {self.changes}")
+        shutil.rmtree(self.folder)
+        shutil.copytree(self.template, self.folder)
         self.log.unlink(missing_ok=True)
-        again = self.run()
-        if again.how != "done":
-            return ended.how, [*found, f"the next run {again.how}: {again.error}\n{again.lines}"]
-        found += self.problems_of_end(again)
+        ended = self.run(at, kind)
+        if ended.how == "done":
+            self.check_end(ended)
+        elif kind in DEADLY:
+            assert ended.how == "killed", ended.lines
+        else:
+            assert ended.how == "raised", ended.how
+            assert EXPECTED_ERRORS & set(ended.kinds), ended.lines
+        dest = self.at_dest()
+        if dest or not self.dest.endswith("/"):  # or from one rename to the next
+            is_known = dest in (self.old, self.new)
+            assert is_known, f"neither the old nor the new result: {dest.keys()}"
+        committed = committed_in(self.progress)
         # of an edited row either the old text or the new one may be committed
-        good = {
-            (step, key)
-            for (step, key), status in committed.items()
-            if status == "ok" and key not in self.edited
-        }
-        if twice := computed_again(self.log, good):
-            found.append(f"computed though committed: {twice[:5]}")
-        if strays := set(listing(self.folder)) ^ self.names:
-            found.append(f"files left or lacking: {sorted(strays)}")
-        return ended.how, found
+        lost = {row for row in set(self.committed) - set(committed) if row[1] not in self.edited}
+        assert not lost
+        good = {row for row, status in committed.items() if status == "ok"}
+        self.log.unlink(missing_ok=True)
+        self.check_end(self.run())
+        again = computed_again(self.log, {row for row in good if row[1] not in self.edited})
+        assert not again, "computed though committed"
+        assert set(listing(self.folder)) == self.names
 
-    def problems_of_end(self, ended: Ended) -> list[str]:
-        found = []
-        if self.at_dest() != self.new:
-            found.append("the result is not that of a run without faults")
-        if ended.result["letters"] != self.result["letters"]:
-            found.append(f"dead letters: {ended.result['letters']}")
-        counted = sum(ended.result[name] for name in ("ok", "failed", "skipped"))
-        if counted != ROWS:
-            found.append(f"{counted} of {ROWS} rows are counted: {ended.result}")
-        return found
-
-
-def check(scene: Scene, places: Iterable[tuple[int, Kind]]) -> None:
-    """Try these faults, print how the runs ended, and fail if there are problems."""
-    ends: Counter[Any] = Counter()
-    wrong = []
-    for at, kind in places:
-        how, found = scene.problems_at(at, kind)
-        ends[kind, how] += 1
-        wrong += [f"change {at}, {kind}: {problem}" for problem in found]
-    counts = ", ".join(f"{kind} {how} {count}" for (kind, how), count in sorted(ends.items()))
-    print(f"\n{scene.dest}: {ends.total()} faults tried: {counts}; {len(wrong)} problems")
-    assert not wrong, "\n".join([f"{len(wrong)} problems", *wrong[:20]])
+    def check_end(self, ended: Ended) -> None:
+        assert ended.how == "done", f"{ended.error}\n{ended.lines}"
+        is_right = self.at_dest() == self.new
+        assert is_right, "the result is not that of a run without faults"
+        assert ended.result["letters"] == self.result["letters"]
+        assert sum(ended.result[name] for name in ("ok", "failed", "skipped")) == ROWS
 
 
 @pytest.mark.timeout(120)
@@ -182,8 +151,8 @@ def test_a_fault_at_any_change_of_a_file_costs_no_row(
     server: Trials, tmp_path: Path, name: str
 ) -> None:
     scene = Scene(server, tmp_path, name, "resumed")
-    places = range(1 + FORMATS.index(name), scene.changes, 37)
-    check(scene, [(at, KINDS[number % len(KINDS)]) for number, at in enumerate(places)])
+    for number, at in enumerate(range(1 + FORMATS.index(name), scene.changes, 37)):
+        scene.check(at, KINDS[number % len(KINDS)])
 
 
 @pytest.mark.slow
@@ -196,4 +165,5 @@ def test_a_fault_at_each_change_of_a_file_costs_no_row(
     server: Trials, tmp_path: Path, name: str, start: str, kind: Kind
 ) -> None:
     scene = Scene(server, tmp_path, name, start)
-    check(scene, [(at, kind) for at in range(1, scene.changes + scene.changes // 10)])
+    for at in range(1, scene.changes + scene.changes // 10):
+        scene.check(at, kind)

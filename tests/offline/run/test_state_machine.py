@@ -61,13 +61,11 @@ class Runs(RuleBasedStateMachine):
         self.log = self.folder / "log"
         self.progress = self.folder / "progress"
         self.rows: dict[int, str] = {}  # text by key, in order
-        self.texts: set[str] = set()  # results of the first step in all runs
         self.edits = 0
         self.version = 1
-        self.settings: dict[str, Any] = {"batch_size": 4, "workers": 1}
+        self.settings: dict[str, Any] = {"batch_size": 4, "workers": 1, "failed": "drop"}
         self.suffix = ".jsonl"
         self.from_file = False
-        self.failed = "drop"
         self.broken: list[int] = []  # places of lines that are no JSON, in files
         self.twice: list[int] = []  # keys of further rows in the end
         # input for which a result is committed; None: an unknown input
@@ -145,25 +143,21 @@ class Runs(RuleBasedStateMachine):
     def repeat_keys(self, places: list[int]) -> None:
         self.twice = [self.at(place) for place in places]
 
-    @rule()
-    def keep_failed(self) -> None:
-        self.failed = "keep" if self.failed == "drop" else "drop"
+    @rule(
+        batch_size=st.sampled_from([4, 7, 64]),
+        workers=st.sampled_from([1, 3]),
+        failed=st.sampled_from(["drop", "keep"]),
+    )
+    def change_settings(self, batch_size: int, workers: int, failed: str) -> None:
+        self.settings = {"batch_size": batch_size, "workers": workers, "failed": failed}
 
-    @rule(batch_size=st.sampled_from([4, 7, 64]), workers=st.sampled_from([1, 3]))
-    def change_settings(self, batch_size: int, workers: int) -> None:
-        self.settings = {"batch_size": batch_size, "workers": workers}
+    @rule(suffix=st.sampled_from([".jsonl", ".parquet"]), from_file=st.booleans())
+    def change_files(self, suffix: str, from_file: bool) -> None:
+        self.suffix, self.from_file = suffix, from_file
 
     @rule()
     def change_code(self) -> None:
         self.version += 1
-
-    @rule()
-    def change_format(self) -> None:
-        self.suffix = ".parquet" if self.suffix == ".jsonl" else ".jsonl"
-
-    @rule()
-    def change_source(self) -> None:
-        self.from_file = not self.from_file
 
     # --- runs
 
@@ -194,7 +188,6 @@ class Runs(RuleBasedStateMachine):
 
     def run(self, kill_at_call: int = 0) -> Any:
         self.log.unlink(missing_ok=True)
-        self.texts |= {text.upper() for text in self.rows.values()}
         source: Any = [{"id": key, "text": text} for key, text in self.rows.items()]
         source += [{"id": key, "text": f"row {key} once more"} for key in self.twice]
         if self.from_file:
@@ -211,26 +204,11 @@ class Runs(RuleBasedStateMachine):
             progress=str(self.progress),
             log=str(self.log),
             version=self.version,
-            failed=self.failed,
             on_mismatch="recompute",
             overwrite=True,  # of two destinations, the progress file knows the last one
             kill_at_call=kill_at_call,
             **self.settings,
         )
-
-    @precondition(lambda self: self.progress.exists())
-    @rule()
-    def export(self) -> None:
-        """Write the rows that are committed: each as some run has computed it."""
-        dest = self.folder / "export.jsonl"
-        ended = self.server.run("exported", progress=str(self.progress), dest=str(dest))
-        assert ended.how == "done", f"{ended.error}\n{ended.lines}"
-        for line in dest.read_text().splitlines():
-            row = json.loads(line)
-            assert set(row) == {"id", "loud", "size", "share"}
-            assert row["loud"] in self.texts
-            assert row["size"] == len(row["loud"])
-            assert row["share"] in [row["size"] / (6 + n) for n in range(1, self.version + 1)]
 
     def forget_old_code(self, found: set[Work]) -> None:
         """Drop results of the second step by other code: they are gone once a run has begun."""
@@ -263,7 +241,7 @@ class Runs(RuleBasedStateMachine):
             none = {"size": None, "share": None}
             if text.startswith(DROPPED):
                 continue
-            if self.failed == "drop":
+            if self.settings["failed"] == "drop":
                 found += [] if text.startswith((FIRST, SECOND)) else [{**row, **good}]
             elif text.startswith(FIRST):
                 found.append({**row, "loud": None, **none, "_error": ERRORS[FIRST]})
@@ -285,7 +263,7 @@ class Runs(RuleBasedStateMachine):
             lines = [json.dumps(row).encode() for row in expected]
             found = [json.dumps(row).encode() for row in pq.read_table(dest).to_pylist()]
         unreadable = [line for line in found if json.loads(line).get("_error", "") not in REASONS]
-        assert len(unreadable) == unread * (self.failed == "keep")
+        assert len(unreadable) == unread * (self.settings["failed"] == "keep")
         assert [line for line in found if line not in unreadable] == lines
         letters = [
             [key, "shout" if text.startswith(FIRST) else "measure", "inference"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bz2
 import gzip
 import io
 import sys
@@ -91,32 +90,6 @@ def test_arrow_files_are_read_as_a_dataset(tmp_path: Path, opened: Open) -> None
     assert column(opened(ds.dataset(tmp_path, format="feather"))) == [0, 0, 1, 1]
 
 
-PACK: dict[str, Callable[[bytes], bytes]] = {
-    "": bytes,
-    ".gz": gzip.compress,
-    ".bz2": bz2.compress,
-    ".zst": lambda data: pa.compress(data, "zstd", asbytes=True),
-}
-TEXT = {
-    ".jsonl": b'{"id": "1"}\n{"id": "2"}\n',
-    ".ndjson": b'{"id": "1"}\n{"id": "2"}\n',
-    ".csv": b"id,x\n1,a\n2,b\n",
-    ".tsv": b"id\tx\n1\ta,b\n2\tc\n",
-}
-
-
-@pytest.mark.parametrize("suffix", TEXT)
-@pytest.mark.parametrize("packed", PACK)
-def test_text_is_read_plain_and_compressed(
-    suffix: str, packed: str, tmp_path: Path, opened: Open
-) -> None:
-    path = tmp_path / f"rows{suffix}{packed}"
-    path.write_bytes(PACK[packed](TEXT[suffix]))
-    source = opened(path)
-    assert column(source) == column(source) == ["1", "2"]
-    assert source.rows == 2
-
-
 def test_standard_input_is_json_lines(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = io.BytesIO(b'{"id": 1}\n\noops\n{"id": 3}\n')
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(lines))
@@ -167,11 +140,6 @@ def test_datasets_of_pyarrow_are_sources(kind: str, tmp_path: Path, opened: Open
     assert source.columns == dataset.schema.names
     if kind == "other schema":
         assert column(source, "none") == [None] * 9
-    if source.files:
-        source.check_unchanged()
-        parquet(folder / "b" / "b.parquet", 1)
-        with pytest.raises(SourceError, match=r"b\.parquet' was changed"):
-            source.check_unchanged()
 
 
 def test_uris_that_cannot_be_used_are_refused_without_their_secrets(opened: Open) -> None:

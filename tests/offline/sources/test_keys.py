@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import enum
 import uuid
-from pathlib import PurePosixPath
 from typing import Any
 
 import pytest
@@ -28,32 +26,16 @@ def test_strings_and_integers_of_64_bits_are_keys_exactly(kind: Any) -> None:
     assert keys_of(window(kind([-(2**63), 0, 2**63 - 1])), "id") == [-(2**63), 0, 2**63 - 1]
 
 
-class Name(str):
-    __slots__ = ()
-
-
-@pytest.mark.parametrize(
-    ("value", "key"),
-    [
-        (np.uint8(7), 7),
-        (np.str_("a"), "a"),
-        (enum.StrEnum("Colour", "RED").RED, "red"),  # type: ignore[attr-defined] # made by a call
-        (enum.IntEnum("Number", "ONE").ONE, 1),  # type: ignore[attr-defined] # made by a call
-        (Name("a"), "a"),
-        (uuid.UUID(int=5), "00000000-0000-0000-0000-000000000005"),
-        (PurePosixPath("a/b"), "a/b"),
-    ],
-)
-def test_equals_of_strings_and_integers_become_plain_ones(value: Any, key: str | int) -> None:
-    (found,) = keys_of(window([value]), "id")
-    assert (found, type(found)) == (key, type(key))
+def test_equals_of_strings_and_integers_become_plain_ones() -> None:
+    keys = keys_of(window([np.uint8(7), uuid.UUID(int=5)]), "id")
+    assert repr(keys) == "[7, '00000000-0000-0000-0000-000000000005']"
 
 
 @pytest.mark.parametrize(
     "value",
     [
         *(None, True, np.True_, 1.0, float("nan"), b"a", ("a",), np.array([1, 2])),
-        *("\ud800", Name("\udfff"), 2**63, -(2**63) - 1, np.uint64(2**63)),
+        *("\ud800", 2**63, -(2**63) - 1, np.uint64(2**63)),
     ],
     ids=repr,
 )

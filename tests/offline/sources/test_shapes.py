@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import bz2
 import datetime as dt
 import gzip
-import io
 import json
 import re
 from collections.abc import Callable
@@ -16,13 +16,12 @@ import pytest
 
 pa = pytest.importorskip("pyarrow")
 
-import numpy as np  # noqa: E402  # after the skip
 import pyarrow.parquet as pq  # noqa: E402  # after the skip
 
 from batched.errors import SourceError  # noqa: E402  # after the skip
 from batched.offline.sources.opening import explode  # noqa: E402  # after the skip
 from batched.offline.sources.text import csv, jsonl  # noqa: E402  # after the skip
-from opened_sources import Open, opened  # noqa: E402  # after the skip
+from opened_sources import HubDataset, Open, opened  # noqa: E402  # after the skip
 
 __all__ = ["opened"]
 
@@ -31,58 +30,56 @@ pytestmark = pytest.mark.once
 AB = [{"a": "1", "b": "x"}, {"a": "2", "b": "y"}]
 ROWS = [{"a": 1}, {"a": 2}]
 LINES = b'{"a": 1}\n{"a": 2}\n'
-NAN = float("nan")
+LARGE = "x" * 3_000_000
+"""A value larger than a buffer."""
 
 # name of the file, its content, and what is read: rows, with a pattern for a row that is a fault;
 # or the pattern of the refusal
-FILES: list[tuple[str, bytes, Any]] = [
+FILES: list[Any] = [
     # CSV
     ("a.csv", b"a,b\n1,x\n2,y\n", AB),
-    ("a.csv", b"a,b\r\n1,x\r\n2,y\r\n", AB),
+    ("a.csv", b'a\r\n"x\r\ny"\r\n\r\n z ', [{"a": "x\r\ny"}, {"a": " z "}]),
     ("a.csv", b"a,b\r1,x\r2,y\r", AB),
-    ("a.csv", b"a,b\n1,x\n2,y", AB),
-    ("a.csv", b"\xef\xbb\xbfa,b\n1,x\n2,y\n", AB),
-    ("a.csv", b"a,b\n\n1,x\n\n2,y\n\n", AB),
-    ("a.csv", b'"a","b"\n"1","x"\n"2","y"\n', AB),
-    ("a.csv", b'a,b\n1,"two\nlines"\n', [{"a": "1", "b": "two\nlines"}]),
+    ("a.csv", b"\xef\xbb\xbfa,b\n1,x\n2,y", AB),
+    pytest.param("a.csv", f"a\n{LARGE}\ny".encode(), [{"a": LARGE}, {"a": "y"}], id="large"),
     ("a.csv", b'a,b\n1,"say ""hi"", she"\n', [{"a": "1", "b": 'say "hi", she'}]),
     ("a.csv", b"a,b\n NA ,\n00000,nan\n", [{"a": " NA ", "b": ""}, {"a": "00000", "b": "nan"}]),
     ("a.csv", "a,b\né,\u2028\n".encode(), [{"a": "é", "b": "\u2028"}]),
     ("a.csv", b"a,b\n", []),
-    ("a.csv", b"a\n1\n2\n", [{"a": "1"}, {"a": "2"}]),
     ("a.csv", b"a,b\n1,2,3\n2,y\n", ["3 values, but there are 2 columns", AB[1]]),
-    ("a.csv", b"a,b\n1\n2,y\n", ["line 2: 1 values, but there are 2", AB[1]]),
+    (
+        "a.csv",
+        b'a,b\n0,"x\ny"\n1\n2,y\n',
+        [{"a": "0", "b": "x\ny"}, r"row 1 .*a\.csv', line 4: 1 values, but there are 2", AB[1]],
+    ),
     ("a.csv", b"", "is empty; the first line of a CSV file names columns"),
     ("a.csv", b"a,a\n1,2\n", "has two columns 'a'; names must differ"),
     ("a.csv", b'a,b\n1,"2\n1,2\n', r"line 3: not CSV .*offline.csv\(path, quote="),
     ("a.csv", b'a,b\n1,"2"3\n', "line 2: not CSV"),
-    ("a.csv", b'a,b\n1,"say \\"hi\\""\n', r"line 2: not CSV .*offline.csv\(path, quote="),
     ("a.csv", b"a;b\n1;x\n", r"no ',', but ';'; offline.csv\(path, delimiter=';'\)"),
-    ("a.csv", b"a\tb\n1\tx\n", r"no ',', but '\\t'; offline.csv\(path, delimiter='\\t'\)"),
-    ("a.csv", b"a|b\n1|x\n", r"offline.csv\(path, delimiter='\|'\)"),
     ("a.tsv", b"a\tb\n1\tx\n2\ty\n", AB),
     ("a.tsv", b"a,b\n1,x\n", r"offline.csv\(path, delimiter=','\)"),
     ("a.csv", "a,b\né,x\n2,y\n".encode("latin-1"), ["0xe9.*encoding='latin-1'", AB[1]]),
     ("a.csv", "a,é\n1,x\n".encode("latin-1"), r"line 1: .*offline.csv\(path, encoding='latin-1'\)"),
     ("a.csv", "a,b\n1,x\n".encode("utf-16"), "line 1: not UTF-8 .* and 'utf-16' UTF-16"),
     ("a.csv.gz", gzip.compress(b"a,b\n1,x\n2,y\n", mtime=0), AB),
+    ("a.csv.bz2", bz2.compress(b"a,b\n1,x\n2,y\n"), AB),
+    ("a.csv.zst", pa.compress(b"a,b\n1,x\n2,y\n", "zstd", asbytes=True), AB),
     # JSON lines
     ("a.jsonl", LINES, ROWS),
     ("a.ndjson", LINES, ROWS),
     ("a.json", LINES, ROWS),
-    ("a.jsonl", LINES.replace(b"\n", b"\r\n"), ROWS),
-    ("a.jsonl", b"\xef\xbb\xbf" + LINES, ROWS),
+    ("a.jsonl", b"\xef\xbb\xbf" + LINES.replace(b"\n", b"\r\n"), ROWS),
     ("a.jsonl", b"\n \n" + LINES + b"\n", ROWS),
     ("a.jsonl", b"", []),
+    ("a.jsonl", '{"a": "\u2028é\\ud83d"}'.encode(), [{"a": "\u2028é\ud83d"}]),
     (
         "a.jsonl",
-        b'{"a": NaN}\n{"a": 123456789012345678901}',
-        [{"a": NAN}, {"a": int("1234567890" * 2 + "1")}],
+        b'{"a": 1}\n\n{"a": 1\n{"a": 2}\n',
+        [ROWS[0], r"row 1 \(counted from 0\): '.*/a\.jsonl', line 3: not JSON", ROWS[1]],
     ),
-    ("a.jsonl", '{"a": "\u2028é\\ud83d"}'.encode(), [{"a": "\u2028é\ud83d"}]),
-    ("a.jsonl", b'{"a": 1}\n{"a": 1\n{"a": 2}\n', [ROWS[0], "row 1 .*, line 2: not JSON", ROWS[1]]),
+    pytest.param("a.jsonl", LINES + b"[" * 100_000, [*ROWS, "not JSON"], id="nested too deep"),
     ("a.jsonl", b'{"a": 1}\n[1]\n', [ROWS[0], "a row is a dict of columns, not list .1."]),
-    ("a.jsonl", b'{"a": 1}\n{"b": 1}\n', [{"a": 1, "b": None}, {"a": None, "b": 1}]),
     (
         "a.jsonl",
         b'{"a": 1}\n{"a": "\xe9"}\n',
@@ -97,22 +94,15 @@ FILES: list[tuple[str, bytes, Any]] = [
     ("a.jsonl.gz", gzip.compress(LINES, mtime=0), ROWS),
     ("a.jsonl.gz", b"hello", "a.jsonl.gz' cannot be read"),
     # JSON arrays
-    ("a.json", json.dumps(ROWS).encode(), ROWS),
     ("a.json", json.dumps(ROWS, indent=2).encode(), ROWS),
-    ("a.jsonl", b'[\n{"a": 1},\n{"a": 2}\n]\n', ROWS),
     ("a.json", b"\xef\xbb\xbf\n " + json.dumps(ROWS).encode(), ROWS),
     ("a.json", b"[]", []),
     ("a.json", b'[{"a": 1}, 2]', [ROWS[0], "a row is a dict of columns, not int 2"]),
-    ("a.json", b'[{"a": 1}, ', "begins with '\\[' is no array of rows: .*not JSON"),
     ("a.jsonl", b"[1]\n[2]\n", "begins with '\\[' is no array of rows: .*not JSON"),
-    ("a.json", b'{\n "rows": [\n{"a": 1},\n{"a": 2}\n]}', "is one JSON value on several lines"),
     ("a.json", b'{"rows": [\n{"a": 1},\n{"a": 2}\n]}', "is one JSON value on several lines"),
-    ("a.json.gz", gzip.compress(json.dumps(ROWS).encode(), mtime=0), ROWS),
     # others
     ("a.txt", b"x", "the suffix is '.txt'; files that can be read end in .parquet, .jsonl"),
-    ("a.xlsx", b"x", "the suffix is '.xlsx'"),
     ("a.parquet", b"PAR1", "a.parquet' cannot be read"),
-    ("a.arrow", b"ARROW1", "the suffix is '.arrow'"),
     ("a.parquet.gz", b"", "the suffix is '.gz'"),
 ]
 
@@ -153,11 +143,9 @@ def test_a_file_is_read_exactly_or_refused(
 
 
 SETTINGS: list[tuple[Callable[..., Any], dict[str, Any], bytes, Any]] = [
-    (csv, {"delimiter": ";"}, b"a;b\n1;x\n2;y\n", AB),
     (csv, {"delimiter": ";"}, b"a;b\n1,5;x\n", [{"a": "1,5", "b": "x"}]),
     (csv, {}, b"a;b\n1\n", [{"a;b": "1"}]),
     (csv, {"encoding": "latin-1"}, "a,b\né,x\n".encode("latin-1"), [{"a": "é", "b": "x"}]),
-    (csv, {"encoding": "cp1252"}, b"a,b\n\x80,x\n", [{"a": "€", "b": "x"}]),
     (csv, {"encoding": "utf-16"}, "a,b\né,x\n".encode("utf-16"), [{"a": "é", "b": "x"}]),
     (csv, {"quote": "'"}, b"a,b\n'1,5',x\n", [{"a": "1,5", "b": "x"}]),
     (csv, {"quote": None}, b'a,b\n5" pipe,"x\n', [{"a": '5" pipe', "b": '"x'}]),
@@ -170,8 +158,6 @@ SETTINGS: list[tuple[Callable[..., Any], dict[str, Any], bytes, Any]] = [
     ),
     (csv, {"header": ["a", "b"]}, b"1,x\n2,y\n", AB),
     (csv, {"header": ["a"]}, b"1,x\n2,y\n", "no row of .* 2 values, but there are 1 columns"),
-    (jsonl, {}, LINES, ROWS),
-    (jsonl, {"encoding": "latin-1"}, '{"a": "é"}\n'.encode("latin-1"), [{"a": "é"}]),
     (
         jsonl,
         {"encoding": "utf-16"},
@@ -198,18 +184,14 @@ def test_settings_say_how_text_is_written(
     check(opened, make([f"{tmp_path}/*.gz"], **settings), expected)
 
 
-DAY, HOUR = dt.datetime(2024, 1, 1), dt.timedelta(hours=1)
+DAY = dt.datetime(2024, 1, 1)
 COLUMNS: list[tuple[Any, Any, Any]] = [
-    (pa.array(["a"]), pa.array(["b"], pa.large_string()), ["a", "b"]),
     (pa.array([1], pa.int32()), pa.array([2**40]), [1, 2**40]),
-    (pa.array([1], pa.uint8()), pa.array([-1], pa.int8()), [1, -1]),
     (pa.array([1]), pa.array([2.5]), [1.0, 2.5]),
     (pa.array([2**60 + 1]), pa.array([2.5]), "Integer value .* not in range"),
     (pa.array([0.5], pa.float32()), pa.array([2.1]), [0.5, 2.1]),
     (pa.array([DAY], pa.timestamp("us")), pa.array([DAY], pa.timestamp("ms")), [DAY, DAY]),
-    (pa.array([HOUR], pa.duration("s")), pa.array([HOUR], pa.duration("us")), [HOUR, HOUR]),
     (pa.nulls(1), pa.array(["x"]), [None, "x"]),
-    (pa.array([None], pa.list_(pa.null())), pa.array([["x"]]), [None, ["x"]]),
     (pa.array([["a"]]), pa.array([["b"]], pa.large_list(pa.large_string())), [["a"], ["b"]]),
     (pa.array(["a"]).dictionary_encode(), pa.array(["b"]), ["a", "b"]),
     (
@@ -244,34 +226,8 @@ def test_a_column_that_a_table_lacks_is_null(tmp_path: Path, opened: Open) -> No
     check(opened, tmp_path, [{"v": 1, "w": None}, {"v": 2, "w": "x"}])
 
 
-class Hub:
-    """As much of `datasets.Dataset` as is used."""
-
-    def __init__(self, table: Any, form: str | None = None, columns: Any = None) -> None:
-        self.table, self.num_rows = table, table.num_rows
-        self.column_names = table.column_names
-        self.format = {"type": form, "columns": columns or table.column_names}
-
-    def __len__(self) -> int:
-        return len(self.table)
-
-    def __getitem__(self, number: int) -> Any:
-        row = self.table.select(self.format["columns"]).to_pylist()[number]
-        return {
-            name: np.array(value) if self.format["type"] else value for name, value in row.items()
-        }
-
-    def with_format(self, form: str) -> Any:
-        raise AssertionError(form)
-
-
 def pandas(**columns: Any) -> Any:
     return pytest.importorskip("pandas").DataFrame(columns)
-
-
-def torch_rows() -> Any:
-    torch = pytest.importorskip("torch")
-    return [{"v": torch.tensor([1.0])}]
 
 
 EMPTY = pa.table({"a": pa.array([], pa.int64())})
@@ -282,28 +238,45 @@ OBJECTS: dict[str, tuple[Callable[[], Any], Any]] = {
         lambda: pandas(a=[1, 2], b=["x", "y"]).set_index("b"),
         [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}],
     ),
-    "a frame with a transform": (lambda: Hub(pa.table({"a": [1]}), "custom"), [{"a": np.array(1)}]),
+    "a dataset with a transform": (
+        lambda: HubDataset(pa.table({"a": [1]}), "custom"),
+        [{"a": "custom 1"}],
+    ),
     "a dataset with chosen columns": (
-        lambda: Hub(pa.table({"a": [1, 2], "b": [3, 4]}), None, ["a"]),
+        lambda: HubDataset(pa.table({"a": [1, 2], "b": [3, 4]}), None, ["a"]),
         ROWS,
     ),
     "a list of texts": (lambda: ["some text", "more text"], "rows|for text in texts"),
-    "a generator": (lambda: (row for row in ROWS), ROWS),
-    "a reader": (lambda: pa.Table.from_pylist(ROWS).to_reader(), ROWS),
     "no rows": (list, []),
     "an empty table": (lambda: EMPTY, []),
     "an empty stream": (lambda: pa.RecordBatchReader.from_batches(EMPTY.schema, []), []),
-    "standard tables": (lambda: pa.table({"a": [1, 2]}), ROWS),
     "a dict of columns": (lambda: {"a": [1, 2]}, "the dict is no list of rows"),
-    "a set": (lambda: {1}, "row 0 .*: a row is a dict of columns, not int 1"),
-    "an open file": (lambda: io.StringIO("x"), "a row is a dict of columns, not str 'x'"),
+    "a set": (lambda: {1}, ["row 0 .*: a row is a dict of columns, not int 1"]),
+    "texts and numbers": (
+        lambda: ["a", 1],
+        r"the list can be read: row 0 .*: a row is a dict of columns, not str 'a'",
+    ),
+    "an iterator of what cannot be kept": (
+        lambda: iter([{"a": lambda: 1}]),
+        "cannot be kept for a second reading .* pass a list",
+    ),
+    "a number": (lambda: 3, "3 is no source; sources are paths"),
+    "bytes": (lambda: b"rows.csv", "row 0 .*not int 114"),
+    "two columns of one name": (
+        lambda: pa.table([[1], [2]], names=["a", "a"]),
+        "has two columns 'a'; names must differ",
+    ),
+    "an array": (
+        lambda: pa.chunked_array([[1]]),
+        "the pyarrow ChunkedArray, as a stream of Arrow, cannot be read",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", OBJECTS)
 def test_an_object_is_read_exactly_or_refused(name: str, opened: Open) -> None:
     make, expected = OBJECTS[name]
-    check(opened, make(), expected if name not in ("a set", "an open file") else [expected])
+    check(opened, make(), expected)
 
 
 DOCUMENTS = [
@@ -330,11 +303,7 @@ def test_the_elements_of_a_list_are_rows_of_their_own(
     expected.insert(2, "row 2 .*: column 'chunks' holds NoneType None in place of a list")
     check(opened, explode(kind(DOCUMENTS), "chunks", key="id"), expected)
     found = read(opened, explode(kind(DOCUMENTS), "chunks"))
-    assert [each["key"] for each in (found[0], found[1], found[3])] == [
-        "[0, 0]",
-        "[0, 1]",
-        "[3, 0]",
-    ]
+    assert [found[at]["key"] for at in (0, 1, 3)] == ["[0, 0]", "[0, 1]", "[3, 0]"]
 
 
 def test_a_source_that_cannot_be_exploded_is_refused(opened: Open) -> None:

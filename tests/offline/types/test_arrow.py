@@ -10,7 +10,7 @@ import pytest
 
 pa = pytest.importorskip("pyarrow")
 
-from batched.offline.types.arrow import plain_schema, to_python  # noqa: E402  # after the skip
+from batched.offline.types.arrow import to_python  # noqa: E402  # after the skip
 from canonical_values import same  # noqa: E402
 
 
@@ -21,10 +21,8 @@ def tensors() -> Any:
 
 
 VALUES: list[tuple[Any, list[Any]]] = [
-    (pa.array([1, None], pa.uint8()), [1, None]),
-    (pa.array([0.5, None], pa.float32()), [0.5, None]),
-    (pa.array(["a", None], pa.large_string()), ["a", None]),
     (pa.array(["a", None, "a"]).dictionary_encode(), ["a", None, "a"]),
+    (pa.array([[1.0], None], pa.list_(pa.float64())), [np.array([1.0]), None]),
     (pa.array([[1, None], None, []], pa.list_(pa.int8())), [[1, None], None, np.array([], "i1")]),
     (
         pa.array([[1, 2], None], pa.list_(pa.float32(), 2)),
@@ -57,42 +55,22 @@ def test_values_are_read_without_loss_also_in_slices(array: Any, expected: list[
         assert same(to_python(array.slice(start, 1)), expected[start : start + 1])
 
 
-def test_lists_of_numbers_are_vectors() -> None:
-    array = pa.array([[1.0], None, [2.0, None], []], pa.list_(pa.float64()))
-    assert same(to_python(array), [np.array([1.0]), None, [2.0, None], np.array([])])
-
-
 @pytest.mark.parametrize(
-    "kind",
+    "array",
     [
-        pa.time64("ns"),
-        pa.timestamp("ns"),
-        pa.timestamp("ns", "UTC"),
-        pa.duration("ns"),
-        pa.list_(pa.time64("ns")),
+        pa.array([1001], pa.time64("ns")),
+        pa.array([1001], pa.timestamp("ns", "UTC")),
+        pa.array([1001], pa.duration("ns")),
+        pa.array([[1001]], pa.list_(pa.time64("ns"))),
     ],
-    ids=str,
+    ids=lambda array: str(array.type),
 )
-def test_nanoseconds_are_refused_not_cut(kind: Any) -> None:
-    value: Any = 1001
-    if pa.types.is_nested(kind):
-        value = [1001]
+def test_nanoseconds_are_refused_not_cut(array: Any) -> None:
     with pytest.raises(pa.ArrowInvalid, match="would lose data"):
-        to_python(pa.array([value], kind))
+        to_python(array)
 
 
 def test_values_of_another_column_may_be_changed() -> None:
     one, other = to_python(pa.array([[1.0], [2.0]], pa.list_(pa.float64(), 1)))
     one += 5
     assert other[0] == 2.0
-
-
-def test_views_of_text_are_text() -> None:
-    plain = {
-        pa.string_view(): pa.large_string(),
-        pa.binary_view(): pa.large_binary(),
-        pa.int8(): pa.int8(),
-        pa.dictionary(pa.int8(), pa.string()): pa.string(),
-    }
-    schema = pa.schema([(str(kind), kind) for kind in plain])
-    assert plain_schema(schema).types == [*plain.values()]

@@ -49,7 +49,9 @@ def test_the_next_step_shares_no_memory_with_stored_values() -> None:
     values = Columns(["out"]).read([np.zeros(2), np.zeros(2)])
     values.columns[0][0] += 1
     assert values.columns[0][1][0] == 0
-    assert unpack(values.packed[0][1])[0][0][0] == 0
+    (stored,) = unpack(values.packed[0][1])
+    stored[0] += 2
+    assert (stored[0][0], stored[1][0]) == (2, 0)
 
 
 def test_an_object_that_cannot_even_be_shown_is_refused_at_its_row() -> None:
@@ -76,18 +78,14 @@ def test_a_misfit_is_one_sentence_that_names_its_column() -> None:
 def test_rows_of_several_columns_need_all_of_them_and_no_other() -> None:
     columns = Columns(["x", "y"])
     good = [{"x": 1, "y": 2.5}, {"y": 0.5, "x": 2}, Point(3, 1.5), UserDict(x=4, y=None)]
-    values = columns.read([*good, {"x": 1}, {"x": 1, "y": 2, "z": 3}, None, "text"])
+    bad = [{"x": 1}, {"x": 1, "y": 2, "z": 3}, None, "text", {"x": 1, "y": {1}}]
+    values = columns.read([*good, *bad])
     assert values.columns == [[1, 2, 3, 4], [2.5, 0.5, 1.5, None]]
-    assert list(values.misfits) == [4, 5, 6, 7]
+    assert values.kinds == [{"int": 4}, {"float": 3, "null": 1}]
+    assert list(values.misfits) == [4, 5, 6, 7, 8]
     assert values.misfits[4] == (
         "each row's result must be a dict with 'x', 'y', and this is dict {'x': 1}"
     )
-
-
-def test_a_row_that_is_refused_leaves_all_columns() -> None:
-    values = Columns(["a", "b"]).read([{"a": 1, "b": 2}, {"a": 3, "b": {1}}, {"a": 5, "b": 6}])
-    assert values.columns == [[1, 5], [2, 6]]
-    assert values.kinds == [{"int": 2}] * 2
 
 
 def test_large_results_are_packed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,18 +125,13 @@ def test_a_value_with_a_declared_type_stays_as_it_is() -> None:
     ("kind", "result"),
     [
         (pa.list_(pa.float32(), 2), [1.0]),
-        (pa.list_(pa.float32(), 2), "ab"),
         (pa.list_(pa.float32(), 4), np.zeros((2, 2))),
         (pa.fixed_shape_tensor(pa.float32(), [2, 3]), np.ones((3, 2), "f4")),
-        (pa.float16(), 1e6),
         (pa.list_(pa.float16(), 2), np.array([1e6, 1.0])),
         (pa.int32(), 1.5),
         (pa.int32(), 2**40),
-        (pa.int32(), "1"),
         (pa.list_(pa.int64()), np.array([1.5])),
         (pa.string(), b"a"),
-        (pa.string(), 1),
-        (pa.timestamp("us"), 5),
         (pa.timestamp("us"), datetime(2024, 1, 1, tzinfo=UTC)),
         (pa.timestamp("s"), datetime(2024, 1, 1, microsecond=1)),
         (pa.date32(), datetime(2024, 1, 1, 5)),
@@ -193,16 +186,8 @@ def test_arrow_would_lose_what_fit_refuses() -> None:
         ("datetime", datetime(2024, 1, 1, tzinfo=UTC)),
         (("struct", (("a", "int"),)), {"a": 1, "b": 2}),
         ("float", 2**53 + 1),
-        ("str", b"a"),
         ("bool", 1),
     ):
         column, misfits = fit([None, value], kind)
         assert column.null_count == 2
         assert list(misfits) == [1]
-
-
-def test_dicts_without_fields_are_misfits_in_a_typed_result() -> None:
-    kind = kinds_of([[{}, {"a": {}, "b": [{}]}]]).final()
-    assert arrow_type(kind) == pa.struct([("a", pa.null()), ("b", pa.list_(pa.null()))])
-    column, misfits = fit([{}, {"a": {}, "b": [{}]}, {"a": None, "b": []}], kind)
-    assert (list(misfits), column.null_count) == ([1], 1)

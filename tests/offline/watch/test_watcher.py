@@ -16,7 +16,7 @@ from batched.offline import DeadLetter, Report, Snapshot, StepCounts
 from batched.offline.report import Pace, State
 from batched.offline.watch import watcher as watching
 from batched.offline.watch.lines import Lines
-from batched.offline.watch.watcher import Meter, StatusFile, Watcher, read_status, watcher
+from batched.offline.watch.watcher import StatusFile, Watcher, read_status, watcher
 
 LETTER: DeadLetter = {
     "key": "a",
@@ -35,7 +35,6 @@ def counts(ok: int = 0, waiting: int = 0, batches: int = 0, failed: int = 0) -> 
 def snapshot(
     seconds: float,
     *steps: StepCounts,
-    total: int | None = 1000,
     read: int = 0,
     skipped: int = 0,
     about: bool = False,
@@ -43,54 +42,28 @@ def snapshot(
     errors = {"ValueError": 3} if any(step.failed for step in steps) else {}
     examples = dict.fromkeys(errors, LETTER)
     return Snapshot(
-        total, read, skipped, 0, seconds, steps, errors, examples, total_is_estimate=about
+        1000, read, skipped, 0, seconds, steps, errors, examples, total_is_estimate=about
     )
-
-
-class Seen:
-    """View that remembers its calls."""
-
-    def __init__(self) -> None:
-        self.paces: Sequence[Pace] = ()
-        self.states: list[State] = []
-
-    def __call__(self, state: State, _: Snapshot, paces: Sequence[Pace]) -> None:
-        self.states.append(state)
-        self.paces = paces
 
 
 def paces_of(*snapshots: Snapshot) -> Sequence[Pace]:
     """Return the paces after the last of these snapshots."""
-    seen = Seen()
-    watcher = Watcher([seen])
+    seen: list[Sequence[Pace]] = []
+    watcher = Watcher([lambda _state, _snapshot, paces: seen.append(paces)])
     for each in snapshots:
         watcher.update(each)
-    return seen.paces
+    return seen[-1]
 
 
-def test_the_rate_is_that_of_computed_rows_without_the_first_batch() -> None:
+def test_the_rate_leaves_out_the_first_batch_and_rows_that_were_done_before() -> None:
     # a model is built for 20 s, then a batch of 10 ends each second
-    meter = Meter()
-    meter.add(20.0, counts())
-    assert meter.rate is None
-    for now in (21.0, 21.5):
-        meter.add(now, counts(10, batches=1))
-        assert meter.rate is None
-    meter.add(22.0, counts(18, batches=2, failed=2))
-    assert meter.rate == 10
-    meter.add(23.0, counts(28, batches=3, failed=2))
-    assert meter.rate == 10
-
-
-def test_rows_that_were_done_before_are_in_no_rate() -> None:
     (pace,) = paces_of(
         snapshot(0.5, counts(), read=900, skipped=900),
-        snapshot(1.0, counts(10, 90, 1), read=1000, skipped=900),
-        snapshot(2.0, counts(20, 80, 2), read=1000, skipped=900),
+        snapshot(21.0, counts(10, 90, 1), read=1000, skipped=900),
+        snapshot(21.5, counts(10, 90, 1), read=1000, skipped=900),
+        snapshot(22.0, counts(18, 80, 2, failed=2), read=1000, skipped=900),
     )
-    assert pace.rate == 10
-    assert pace.done == 920
-    assert pace.left == 8  # 80 rows
+    assert (pace.rate, pace.done, pace.left) == (10, 920, 8)
 
 
 def test_time_left_is_the_work_left_in_a_step_at_its_own_rate() -> None:
@@ -112,14 +85,6 @@ def test_no_step_ends_before_the_one_that_it_reads_from() -> None:
     )
     assert (first.rate, second.rate) == (10, 20)
     assert first.left == second.left == 91
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Time of the status file, in `now`."""
-    clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(watching, "time", SimpleNamespace(perf_counter=lambda: clock.now))
-    return clock
 
 
 def test_the_status_file_tells_all_that_is_known(tmp_path: Path) -> None:
@@ -151,8 +116,10 @@ def test_the_status_file_tells_all_that_is_known(tmp_path: Path) -> None:
 
 
 def test_the_status_file_is_written_once_a_second_and_whenever_the_state_changes(
-    tmp_path: Path, clock: SimpleNamespace
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(watching, "time", SimpleNamespace(perf_counter=lambda: clock.now))
     progress = tmp_path / "x.progress"
     view = Watcher([StatusFile(progress, "x")])
 

@@ -1,4 +1,4 @@
-"""A uvicorn in a process of its own, its output, and waits for its state."""
+"""A uvicorn in a process of its own, its output, and its clients."""
 
 from __future__ import annotations
 
@@ -10,15 +10,11 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any, TypeVar
-
-import anyio
-
-T = TypeVar("T")
+from typing import IO, Any
 
 BOUND = 60.0
 """Seconds after which a wait counts as a hang; a server may load a model first."""
@@ -140,22 +136,3 @@ async def served(app: Any) -> AsyncIterator[Any]:
             yield client
         server.should_exit = True
         await asyncio.wait_for(serving, BOUND)
-
-
-async def until(look: Callable[[], Awaitable[T]], condition: Callable[[T], bool]) -> T:
-    """Poll a server with `look`, and return its state once `condition` holds for it."""
-    state: T | None = None
-    try:
-        with anyio.fail_after(BOUND):
-            while True:
-                state = await look()
-                if condition(state):
-                    return state
-                await anyio.sleep(0.005)
-    except TimeoutError:
-        raise AssertionError(f"it did not happen in time: {state}") from None
-
-
-async def all_done(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    _, pending = await asyncio.wait(tasks, timeout=BOUND)
-    assert not pending
