@@ -112,6 +112,11 @@ class BatchFunction:
                     f"{self.name} has unpack=True, so it must take a list for each part of its "
                     "items: two or more parameters without a default"
                 )
+            if self.options.policy.max_batch_tokens is not None and self.options.length is None:
+                raise TypeError(
+                    f"{self.name} has unpack=True, and max_batch_tokens needs the length of each "
+                    "item; pass length=, a function of the tuple that returns it"
+                )
         elif self.options.features is None and self.options.steps is None:
             for second in self._parameters[1:2]:
                 if (

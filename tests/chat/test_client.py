@@ -15,13 +15,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from pydantic import BaseModel, field_validator
 
 from batched._chat.items import Item, Request
 from batched._chat.runtime import clients_loop
 from batched._services.prompts import Prompt
 from batched.chat import ChatAnswer, ChatClient
 from batched.errors import EndpointError
-from chat_server import Asked, ChatServer, Person, Reply, answer, refuse
+from chat_server import Asked, ChatServer, Person, Reply, answer, refuse, refuse
 
 
 def wait_for_threads(name: str) -> None:
@@ -63,7 +64,7 @@ def test_the_key_is_a_setting_or_a_function_or_comes_from_the_environment(
     server.client()("one")
     monkeypatch.setenv("OPENAI_API_KEY", "sk-environment")
     server.client()("one")
-    server.client(api_key="sk-own")("one")
+    server.client(api_key="sk-own\n")("one")  # read from a file
     keys = iter(["first", "second"])
     client = server.client(api_key=lambda: next(keys))
     assert client(["one"]) + client(["two"]) == ["re: one", "re: two"]
@@ -150,6 +151,38 @@ def test_a_cancelled_task_ends_its_request_and_frees_its_place(server: ChatServe
     assert asyncio.run(cancel()) == "re: next"
     assert [asked.prompt for asked in server.requests] == ["given up", "next"]
     server.until(lambda: server.in_flight == 0)
+
+
+def test_a_list_that_fails_ends_its_other_requests(server: ChatServer) -> None:
+    server.behave = lambda asked: refuse(400) if asked.prompt == "bad" else Reply(end="hang")
+    client = server.client()
+    with pytest.raises(EndpointError, match="answered 400"):
+        client(["one", "bad", "two"])
+    server.until(lambda: server.in_flight == 0)
+    assert client.usage.retries == 0
+
+
+def test_the_thread_of_all_clients_waits_for_none_of_them(server: ChatServer) -> None:
+    server.behave = lambda asked: Reply('{"text": "yes"}')
+    judge, told = server.client(), threading.Event()
+
+    class Judged(BaseModel):
+        text: str
+
+        @field_validator("text")
+        @classmethod
+        def judged(cls, text: str) -> str:
+            return str(judge(text))
+
+    def observe(_: object) -> None:
+        with pytest.raises(RuntimeError, match="would wait for itself"):
+            judge("one")
+        told.set()
+
+    with pytest.raises(RuntimeError, match="by a validator or by on_batch"):
+        server.client(schema=Judged)("one")
+    server.client(on_batch=observe)("one")
+    assert told.wait(10)
 
 
 def test_a_callback_of_a_future_may_call_the_client(server: ChatServer) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
@@ -195,6 +196,30 @@ def test_a_text_that_gets_no_answer_fails_alone(
     found = ask_together(server.embedder(max_workers=1, **settings), texts)
     assert why in str(found.pop(5))
     assert all(map(is_vector, found, texts[:5] + texts[6:]))
+
+
+def test_halves_of_a_refused_request_have_their_turn_among_other_calls(server: ChatServer) -> None:
+    bad, replies, ended = "bad", iter([refuse(429, retry_after_ms="20")]), threading.Event()
+    server.behave = lambda asked: (
+        next(replies, refuse(400)) if bad in asked.texts else answer(asked)
+    )
+    client = server.embedder(max_workers=2)
+
+    def go_on(name: str) -> None:
+        number = 0
+        while not ended.is_set():
+            client(f"{name} {number}")
+            number += 1
+
+    with ThreadPoolExecutor() as pool:
+        others = [pool.submit(go_on, name) for name in "abcd"]
+        try:
+            *found, error = ask_together(client, [*texts_of(7), bad])
+        finally:
+            ended.set()
+    assert not any(other.result() for other in others)
+    assert all(map(is_vector, found, texts_of(7)))
+    assert "answered 400" in str(error)
 
 
 @pytest.mark.parametrize(

@@ -145,6 +145,21 @@ def test_messages_about_memory_are_recognised(message: str) -> None:
     assert not is_out_of_memory(ValueError(message)), "quoted, perhaps"
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        "Non-zero status code returned while running Conv node. bfc_arena.cc:376 "
+        "Failed to allocate memory for requested buffer of size 2147483648",
+        "CUDA failure 2: out of memory ; GPU=0 ; expr=cudaMalloc((void**)&p, size)",
+    ],
+)
+def test_errors_of_onnx_runtime_are_no_runtime_errors(message: str) -> None:
+    module = {"__module__": "onnxruntime.capi.onnxruntime_pybind11_state"}
+    error = type("RuntimeException", (Exception,), module)
+    assert is_out_of_memory(error(message))
+    assert not is_out_of_memory(error("Invalid rank for input"))
+
+
 def test_other_messages_are_not() -> None:
     shapes = "The size of tensor a (3) must match the size of tensor b (4)"
     for message in (shapes, "CUDA error: device-side assert", "the queue is out of memory slots"):

@@ -26,6 +26,7 @@ Series = type("Series", (_Table,), {"__module__": "pandas.core.series"})
 GeoSeries = type("GeoSeries", (Series,), {"__module__": "geopandas.geoseries"})
 Index = type("Index", (_Table,), {"__module__": "pandas"})
 DataFrame = type("DataFrame", (_Table,), {"__module__": "polars.dataframe.frame"})
+Column = type("Column", (_Table,), {"__module__": "datasets.arrow_dataset"})
 Namesake = type("Series", (_Table,), {"__module__": "television"})
 
 
@@ -39,7 +40,7 @@ def embed(texts: list[str]) -> list[Any]:
 
 
 MANY: list[Callable[[], Any]] = [
-    *(Series, GeoSeries, Index, DataFrame, asynchronously, lambda: map(str, (1, 2))),
+    *(Series, GeoSeries, Index, DataFrame, Column, asynchronously, lambda: map(str, (1, 2))),
     *(lambda: range(2), lambda: collections.deque(["one"]), lambda: {"one", "two"}),
     lambda: {"one": 1}.keys(),
 ]

@@ -58,7 +58,7 @@ def test_lengths_are_numbers_of_any_kind_and_measured_by_the_caller(number: Any)
 
 def test_an_item_without_len_needs_the_setting_length() -> None:
     fn: Any = batched.dynamically(max_batch_tokens=10, name="fn")(lambda items: items)
-    with pytest.raises(TypeError, match=r"fn has max_batch_tokens, .* takes no int; pass length="):
+    with pytest.raises(TypeError, match=r"fn has max_batch_tokens, .* of a int; pass length="):
         fn(3)
     assert fn("text") == "text"
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import collections.abc
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -97,10 +99,16 @@ def test_two_lists_without_unpack_are_refused_at_the_call() -> None:
 def test_a_wrong_number_of_lists_is_refused_at_decoration() -> None:
     def two(a: list[int], b: list[int]) -> list[int]: ...  # type: ignore[empty-body]
 
+    def annotated(a: Sequence[int], b: collections.abc.Iterable[int]) -> list[int]: ...  # type: ignore[empty-body]
+
     def shared(a: list[int], b: list[int] = []) -> list[int]: ...  # type: ignore[empty-body]  # noqa: B006
 
-    with pytest.raises(TypeError, match="takes two lists, .* make it keyword-only"):
-        batched.dynamically(two)
+    wrong: list[Any] = [two, annotated]
+    for fn in wrong:
+        with pytest.raises(TypeError, match="takes two lists, .* make it keyword-only"):
+            batched.dynamically(fn)
+    with pytest.raises(TypeError, match="max_batch_tokens needs the length of each item; pass"):
+        batched.dynamically(unpack=True, max_batch_tokens=9)(two)
     with pytest.raises(TypeError, match="has unpack=True, so it must take a list for each part"):
         batched.dynamically(unpack=True)(shared)
     assert batched.dynamically(shared) is not None

@@ -167,6 +167,10 @@ NAMED: list[tuple[BaseException, float | None]] = [
     (http_error(429, {"Retry-After": "soon"}), None),
     (http_error(429, {"Retry-After": "-1"}), None),
     (http_error(429, RESETS), 62.0),
+    *[
+        (http_error(429, RESETS | {"x-ratelimit-reset-requests": f"{moment:.0f}"}), 5.0)
+        for moment in (NOW.timestamp() + 5, 1000 * NOW.timestamp() + 5000)
+    ],
     (http_error(429), None),
     (urllib_error(503, {"Retry-After": "0.5"}), 0.5),
     (with_attributes("E", response=Answer(429, {"RETRY-AFTER": "4"})), 4.0),

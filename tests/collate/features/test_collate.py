@@ -51,6 +51,16 @@ def test_a_function_sees_multiples_only_but_for_one_run_to_learn_from(together: 
     assert shapes == [(1, 3), (1, 8), (2, 8), (2, 8)]
 
 
+def test_token_ids_in_a_list_are_warned_of_too(
+    together: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [numpy.ones(n, int) for n in (2, 3)]
+    together().fn({"words": rows, "attention_mask": rows})
+    assert not caplog.records
+    together().fn({"words": rows})
+    assert "words is padded, and no mask" in caplog.messages[0]
+
+
 def test_padded_token_ids_without_a_mask_are_warned_of_once(
     together: Make, caplog: pytest.LogCaptureFixture
 ) -> None:

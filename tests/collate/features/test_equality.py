@@ -263,7 +263,10 @@ def calls(draw: st.DrawFn, all_specs: list[Spec], dtypes: list[str], tensors: bo
             width = spec.width if spec.width is not None else draw(WIDTHS)
             features[spec.name] = make((rows, width, *spec.trailing))
         else:
-            widths = [spec.width if spec.width is not None else draw(WIDTHS) for _ in range(rows)]
+            whole = spec.dtype == "bool" or "int" in spec.dtype
+            padded = spec.pad is not None or (whole and not spec.trailing)
+            drawn = [spec.width if spec.width is not None else draw(WIDTHS) for _ in range(rows)]
+            widths = drawn if padded else drawn[:1] * rows
             features[spec.name] = [make((width, *spec.trailing)) for width in widths]
     return features
 

@@ -84,6 +84,17 @@ def test_rows_of_a_list_may_be_numbers_of_numpy(together: Make) -> None:
     assert result["x"].tolist() == [0.0, 1.0, 2.0]
 
 
+def test_rows_of_a_list_are_padded_as_rows_of_calls_are(together: Make) -> None:
+    one, sizes = together(pad_token={"wave": 0}), (2, 3)
+    ids, weights = ([numpy.ones(n, kind) for n in sizes] for kind in (int, float))
+    padded = one.fn({"ids": ids, "weights": weights, "wave": weights[::-1]})
+    assert [padded[name].shape for name in ("weights", "wave")] == [(2, 3)] * 2
+    images = [numpy.ones((n, 4, 4), numpy.uint8) for n in sizes]
+    for name, rows in (("vector", weights[::-1]), ("image", images)):
+        with pytest.raises(CollationError, match=rf"rows of {name} differ in length \(2 and 3\)"):
+            one.fn({"ids": ids, name: rows})
+
+
 def test_texts_and_objects_are_features(together: Make) -> None:
     two = together()
     texts, objects = numpy.array(["ab", "c"]), numpy.array([{1}, None], dtype=object)
