@@ -242,7 +242,6 @@ class Batcher:
         items: Sequence[Any],
         ended: Callable[[list[int], list[Any]], object],
         args: Args = (),
-        kwargs: Keywords | None = None,
         owner: object = None,
     ) -> Future[None]:
         """Submit a call of items that each have their own outcome, and return its future.
@@ -250,11 +249,10 @@ class Batcher:
         `ended` is called for each part of a batch that has ended, in the thread or on the loop that
         ran it: with places in `items`, and a result or an exception for each. The call is one
         request, so its items cost no futures, and an item that is slow or fails holds up no other.
-        Cancelling the future drops the items that wait.
         """
         loop = current_loop()
         future: Future[None] = Future()
-        request = self.requests.parse([*items], args, dict(kwargs or ()), owner, future, False)
+        request = self.requests.parse([*items], args, {}, owner, future, False)
         places: list[list[int]] = [[] for _ in range(request.size)]
         for place, position in enumerate(request.places or range(len(items))):
             places[position].append(place)

@@ -220,7 +220,7 @@ class CallQueue(ABC):
         wakers: Wakers = {}
         try:
             with self._lock:
-                begun = request.dispatched > 0 and not (self.cancels_running or request.separate)
+                begun = request.dispatched > 0 and not self.cancels_running
                 if request.waker is None or (begun and not even_begun):
                     return False
                 request.error = CancelledError()
