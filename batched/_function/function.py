@@ -26,7 +26,7 @@ from .._runtime.waits import current_worker
 from .._runtime.wakers import Future
 from .._steps.execution import StepExecution
 from .preparation import Preparation, PreparedParser, Preparers
-from .requests import Args, FeatureRequestParser, ItemRequestParser, Keywords
+from .requests import Args, FeatureRequestParser, ItemRequestParser
 from .settings import Options, is_kind, takes_arguments
 
 Kind = Literal["method", "static", "class"]
