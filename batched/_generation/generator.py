@@ -28,6 +28,11 @@ _S = TypeVar("_S")
 
 MAX_BATCH_TOKENS: Final = 65_536
 """Default of `max_batch_tokens`: prompts plus new tokens of a batch."""
+OF_HUB: Final = {
+    *("revision", "code_revision", "token", "trust_remote_code"),
+    *("subfolder", "cache_dir", "local_files_only"),
+}
+"""Arguments by which a hub finds the files of a model, and of its tokenizer."""
 
 
 class TextGenerator(Continuous[Prompt, _U, str, ...]):
@@ -128,14 +133,15 @@ class TextGenerator(Continuous[Prompt, _U, str, ...]):
                 f"{type(tokenizer).__name__}"
             )
         model.eval()
+        kind = type(model.generation_config)
         own = {
             key: value
             for key, value in model.generation_config.to_diff_dict().items()
             if not key.startswith(("_", "max_length", "output_", "return_", "transformers_"))
+            and key in vars(kind())  # files of some models have more
         }
         given = layered(own, settings)
         # most settings are read for each prompt
-        kind = type(model.generation_config)
         plain = beside(model, kind(**{key: given.pop(key) for key in OF_BATCHES & given.keys()}))
         tokenizer = copy.deepcopy(tokenizer)  # its padding and truncation are state
         self._reader = PromptReader(plain, tokenizer, name, options.prepare_threads, given)
@@ -169,16 +175,24 @@ class TextGenerator(Continuous[Prompt, _U, str, ...]):
             name_or_path: name of the model on the hub, or its folder.
             device: device of the model; None: a GPU, if there is one.
             dtype: type of the weights; "auto": as they were saved.
-            model_kwargs: further arguments of `AutoModelForCausalLM.from_pretrained`.
+            model_kwargs: further arguments of `AutoModelForCausalLM.from_pretrained`; `revision`,
+                `token`, `trust_remote_code` and the like also reach the tokenizer.
             settings: settings of `TextGenerator`.
+
+        Raises:
+            TypeError: a setting is unknown.
         """
         with needs("TextGenerator", "generation"):
             import torch
-            from transformers import AutoModelForCausalLM, AutoTokenizer
-        tokenizer = AutoTokenizer.from_pretrained(name_or_path)
-        model = AutoModelForCausalLM.from_pretrained(
-            name_or_path, dtype=dtype, **(model_kwargs or {})
-        )
+            from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+        from .reader import check_names, names_of
+
+        of_others = {*StepSettings.__annotations__, "details"}
+        check_names(cls.__name__, settings.keys() - of_others, names_of(GenerationConfig))
+        given = dict(model_kwargs or {})
+        of_hub = {name: given[name] for name in OF_HUB & given.keys()}
+        tokenizer = AutoTokenizer.from_pretrained(name_or_path, **of_hub)
+        model = AutoModelForCausalLM.from_pretrained(name_or_path, dtype=dtype, **given)
         is_placed = hasattr(model, "hf_device_map")  # by a device map, or by a quantizer
         if device is None and not is_placed and torch.accelerator.is_available():
             device = torch.accelerator.current_accelerator()

@@ -48,7 +48,7 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]  # transformers has no type
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write one token for each text. Return all keys and values up to the longest text."""
         count, longest = len(self._places.sizes), max(self._places.sizes)
-        rows, ends = [each.to(key_states.device) for each in self._places.ends]
+        rows, ends = self._places.ends
         read = []
         for buffer, states in self.reserve(key_states, value_states):
             buffer[rows, :, ends] = states[:, :, 0]
@@ -70,8 +70,7 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]  # transformers has no type
     def write(self, new: Any, rows: torch.Tensor, positions: torch.Tensor) -> None:
         """Copy the tokens of the layer `new`, which has one row, to these rows and positions."""
         for buffer, states in self.reserve(new.keys, new.values):
-            at = rows.to(states.device), slice(None), positions.to(states.device)
-            buffer[at] = states[0].transpose(0, 1)
+            buffer[rows, :, positions] = states[0].transpose(0, 1)
 
     def move(self, sources: Sequence[int], targets: Sequence[int], ends: slice) -> None:
         """Move texts to other places, and clear the places at the end.
@@ -129,10 +128,12 @@ class Places(Cache):  # type: ignore[misc]  # transformers has no types
         rows = torch.arange(len(prompts)).repeat_interleave(sizes)
         positions = torch.arange(len(rows)) - (lasts - sizes + 1)[rows]
         rows, positions, lasts = (each.to(self.device) for each in (rows, positions, lasts))
-        fresh = DynamicCache()
+        fresh, mask = DynamicCache(), None  # the model's own mask, which may cost no memory
+        if len(prompts) > 1:
+            mask = self._masks(positions, positions[None, :, None], rows == rows[:, None])
         logits = self._logits(
             torch.tensor([[token for ids in prompts for token in ids]]),
-            self._masks(positions, positions[None, :, None], rows == rows[:, None]),
+            mask,
             positions[None],
             lasts,
             fresh,
@@ -219,6 +220,5 @@ def kinds_of(config: Any) -> list[str]:
     kinds = getattr(config, "layer_types", None)
     if kinds:
         return [*kinds]
-    if getattr(config, "sliding_window", None) is None:
-        return ["full_attention"]
-    return ["sliding_attention" if config.model_type == "mistral" else "unknown"]
+    has_window = getattr(config, "sliding_window", None) is not None
+    return ["sliding_attention" if has_window else "full_attention"]

@@ -1,7 +1,7 @@
 """Choice of the way in which the texts of a model are computed together.
 
-1. Texts have places if every layer is attention, full or with a window of `layer_types`. The
-   configuration must name no other window, and no local, chunked, recurrent or compressed part.
+1. Texts have places if every layer is attention, full or with a window. The configuration must
+   name no other window, and no local, chunked, recurrent or compressed part.
 2. Otherwise they begin together in whole batches, unless positions depend on the longest text.
 3. In both cases texts of very different lengths, one longer than every window, must have the logits
    in company that each of them has alone.
@@ -73,6 +73,7 @@ def find_engine(model: Any, name: str) -> Any:
     parts = {key: value for key, value in stated.items() if PARTS.search(key) and value}
     positions: int = getattr(config, "max_position_embeddings", None) or MOST_WINDOW * 2
     numbers = map(int, re.findall(r"\b\d+\b", json.dumps([*parts.values()], default=str)))
+    why = "its texts are not independent of each other in a batch"
     longest = max([each for each in numbers if each < positions], default=0)
     tokens = min(TOKENS, model.get_input_embeddings().num_embeddings)
     if longest <= MOST_WINDOW and not ALONE.search(written):
@@ -84,15 +85,13 @@ def find_engine(model: Any, name: str) -> Any:
             if _may_have_places(model, config, parts):
                 ways.insert(0, (Places, _in_places))
             for kind, trial in ways:
-                with suppress(Exception):  # the model does not take these arguments, or padding
+                try:
                     if _agree(alone, trial(kind(model), texts, tokens), model.dtype):
                         return partial(kind, model)
-    logger.warning(
-        "%s: %s generates one text at a time, because its texts are not independent of each other "
-        "in a batch",
-        name,
-        type(innermost(model)).__name__,
-    )
+                except Exception as error:  # it does not take these arguments, or padding
+                    why = f"a trial with several texts failed: {error!r:.200}"
+    kind = type(innermost(model)).__name__
+    logger.warning("%s: %s generates one text at a time, because %s", name, kind, why)
     return partial(Batch, model, 1)
 
 

@@ -11,7 +11,7 @@ settings are kept for later prompts, if all their processors fit any prompt.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -80,6 +80,20 @@ class _Settings(NamedTuple):
     criteria: Sequence[Any]
 
 
+def names_of(config: Any) -> set[str]:
+    """Return the names of all settings, with a class of generation configs."""
+    names = {*vars(config()), *OBJECTS, OF_TEMPLATES, "schema", "seed"}
+    return names - {"max_length"}
+
+
+def check_names(name: str, given: Iterable[str], known: set[str]) -> None:
+    """Raise a TypeError for the first name that is no setting."""
+    for each in given:
+        if each not in known:
+            hint = suggest(each, known) or "; arguments of the model go into model_kwargs={...}"
+            raise TypeError(f"{name} has no setting {each!r}{hint}")
+
+
 class PromptReader(PromptPreparation):
     """Reader of the prompts of one model; `defaults` are settings for all prompts."""
 
@@ -92,8 +106,7 @@ class PromptReader(PromptPreparation):
         self._name = name
         self._defaults = dict(defaults)
         self._of_templates = self._defaults.pop(OF_TEMPLATES, None)
-        known = {*vars(type(model.generation_config)()), *OBJECTS, "schema", "seed"}
-        self._known = known - OF_BATCHES - {"max_length"}
+        self._known = names_of(type(model.generation_config)) - OF_BATCHES
         self._positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         self._vocabulary = model.get_input_embeddings().num_embeddings
         self._kept: dict[object, _Settings] = {}
@@ -171,9 +184,7 @@ class PromptReader(PromptPreparation):
             ValueError: a setting is out of its range.
         """
         given = layered(self._defaults, settings)
-        for name in given.keys() - self._known:
-            hint = suggest(name, self._known)
-            raise TypeError(f"{self._name} has no setting {name!r}{hint}")
+        check_names(self._name, given.keys(), self._known)
         seed, schema = given.pop("seed", None), given.pop("schema", None)
         stops = tuple(listed(given.pop("stop_strings", None)))
         if not all(isinstance(stop, str) and stop for stop in stops):

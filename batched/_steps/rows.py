@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import sys
-import time
 import types
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar, overload
 
 from .._collate.items import owned
 from .._core.capacity import Capacity, Room
@@ -27,8 +25,6 @@ else:
 
 
 AnyRow: TypeAlias = "Row[Any, Any, Any]"
-STALL: Final = 60.0
-"""Time without a row that joins or ends, after which a warning says so (s)."""
 
 
 class Source(Protocol):
@@ -56,10 +52,6 @@ class Source(Protocol):
 
     def too_big(self, rows: int, /) -> None:
         """Note that `rows` rows ran out of memory."""
-
-    def stall(self) -> None:
-        """Note that no row has joined or ended for `STALL` seconds."""
-
 
 class Row(Generic[T, U, V]):
     """One item on its way through the steps of the function.
@@ -166,8 +158,6 @@ class Rows(Sequence[Row[T, U, V]]):
         self._source: Source | None = source  # None once the call of the function has ended
         self._rows: list[Row[T, U, V]] = []
         self._taken: list[Row[T, U, V]] = []  # the next rows to join
-        # when a row last joined or ended; infinite after the warning (s)
-        self._progress = time.perf_counter()
         self.longest = 0
         """Length of the longest live row."""
         self.began = False
@@ -187,9 +177,6 @@ class Rows(Sequence[Row[T, U, V]]):
         return len(self._rows)
 
     def __bool__(self) -> bool:
-        if time.perf_counter() - self._progress > STALL:
-            self._progress = math.inf
-            self._open_source().stall()
         for row in self._rows:
             if not row.ended:
                 return True
@@ -212,7 +199,6 @@ class Rows(Sequence[Row[T, U, V]]):
         if joined:
             del self._taken[:limit]
             self.began = True
-            self._note_progress()
             joined = [row for row in joined if row.request.waker is not None or not row._gives_up()]
             self._rows += joined
             self.longest = max([self.longest, *[row.length for row in joined]])
@@ -237,7 +223,6 @@ class Rows(Sequence[Row[T, U, V]]):
             source.capacity.fitted(len(rows), self.longest)
             self._rows = [row for row in rows if not row.ended]
             self.longest = max([row.length for row in self._rows], default=0)
-            self._note_progress()
         return places
 
     def close(self) -> list[Row[T, U, V]]:
@@ -246,9 +231,6 @@ class Rows(Sequence[Row[T, U, V]]):
         self._open_source().again.extendleft(reversed(self._taken))
         self._rows, self._taken, self._source = [], [], None
         return live
-
-    def _note_progress(self) -> None:
-        self._progress = max(self._progress, time.perf_counter())
 
     def _take(self, most: int) -> None:
         """Take the next rows to join, as many as fit, and at most `most`."""

@@ -8,7 +8,7 @@ from typing import Any
 from .._core.capacity import Capacity, Room
 from .._core.request import Batch
 from .._runtime.wakers import logger, wake_all
-from .rows import STALL, AnyRow, Row
+from .rows import AnyRow, Row
 
 
 class CallSource:
@@ -62,11 +62,3 @@ class CallSource:
         self._runtime.recorder.count("memory_errors")
         message = f"{rows} rows ran out of memory, and run in smaller parts"
         self._runtime.notices.add("memory", message)
-
-    def stall(self) -> None:
-        """Warn that no row has joined or ended."""
-        message = (
-            f"no row has joined or ended for {STALL:.0f} s: the function must call rows.join(), "
-            "end each row by finish or fail, and call rows.leave() after each step"
-        )
-        self._runtime.notices.add("stall", message)

@@ -99,9 +99,6 @@ class _Rows:
 
     too_big = stepped  # `capacity` knows
 
-    def stall(self) -> None:
-        """Do nothing: a run shows its progress."""
-
 
 def _in_steps(step: Step) -> Callable[..., Any]:
     """Return a function that takes a list, from one that works in steps."""
