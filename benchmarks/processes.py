@@ -270,7 +270,7 @@ def serving(case: Case) -> Iterator[tuple[int, int]]:
         environment = os.environ | {
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": os.pathsep.join([folder, str(HERE), str(HERE.parent)]),
-            "XDG_RUNTIME_DIR": folder,  # of the socket of the model process
+            "TMPDIR": folder,  # of the socket of the model process
         }
         command = [sys.executable, "-m", "uvicorn", "app:app", "--host", HOST, "--port", str(port)]
         command += ["--workers", str(workers), "--no-access-log"]

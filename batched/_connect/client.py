@@ -312,7 +312,7 @@ class ClientRuntime(CallQueue):
             if kind == RESULT:
                 request.result = value
             else:
-                request.error = restored(*value)
+                request.error = restored(*value, self._remote.address.partition(":")[0])
                 if type(request.error) is QueueTimeout:
                     self.recorder.count("timed_out")
         except Exception as error:  # of any code that a pickle calls
@@ -337,6 +337,8 @@ class ClientRuntime(CallQueue):
             wake_all(wakers.values())
             self._send()
             self._end_if_idle()
+            if observer.share is not None:
+                observer.share()
         except BaseException:
             self.abort(INTERRUPTED, wakers)
             raise
@@ -500,6 +502,7 @@ class Connection:
         except (EOFError, ValueError):
             self.reader = self
             self.end()
+            self.release()
             return []
         return messages
 

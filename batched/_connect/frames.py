@@ -218,12 +218,28 @@ def _copied(value: object) -> bytes | None:
     return data
 
 
-def restored(chain: list[Any], remote: RemoteError) -> BaseException:
-    """Return an error of another process. The `RemoteError` stands for an unknown class."""
+class _ErrorReader(pickle.Unpickler):
+    """Reader of an error that never imports the module `model`."""
+
+    model = ""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == self.model and module not in sys.modules:
+            raise ImportError(module)
+        return super().find_class(module, name)
+
+
+def restored(chain: list[Any], remote: RemoteError, model: str = "") -> BaseException:
+    """Return an error of another process. The `RemoteError` stands for an unknown class.
+
+    A class of the module `model`, which takes long to import, is unknown until it is imported.
+    """
     errors: list[BaseException] = []
     with suppress(Exception):  # a class may not be importable here
         for data in chain:
-            found = pickle.loads(data)
+            reader = _ErrorReader(io.BytesIO(data))
+            reader.model = model
+            found = reader.load()
             if type(found) is tuple:
                 kind, args, state = found
                 found = kind.__new__(kind, *args)

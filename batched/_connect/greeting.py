@@ -23,12 +23,11 @@ MOST_BYTES: Final = 1 << 12
 """Most bytes of a greeting."""
 
 Greeting = dict[str, Any]
-"""`version` of the library, `pid`, and for a server `name`, `features` and `ahead`, or `refused`.
-"""
+"""`version` of the library, and for a server `name`, `features` and `ahead`."""
 
 
 def line_of(greeting: Greeting) -> bytes:
-    return json.dumps({"version": __version__, "pid": os.getpid(), **greeting}).encode() + b"\n"
+    return json.dumps({"version": __version__, **greeting}).encode() + b"\n"
 
 
 def greet(
@@ -40,7 +39,7 @@ def greet(
     the first bytes are a greeting, or none came.
 
     Raises:
-        ServerGone: the other end belongs to another user, or refuses.
+        ServerGone: the other end belongs to another user.
         EOFError: it has closed the connection, because it is ending.
         OSError: it did not greet in time.
         ValueError: it sent no greeting.
@@ -67,13 +66,11 @@ def greet(
     if not first:
         _send(link, ours, channel)
     link.settimeout(None)
-    if "refused" in theirs:
-        raise ServerGone(theirs["refused"])
     return theirs, channel
 
 
 def _send(link: socket.socket, greeting: Greeting, channel: Channel) -> None:
-    with suppress(ConnectionError):  # it may have closed, after it has said why
+    with suppress(ConnectionError):  # it may have closed
         if not hasattr(os, "memfd_create"):  # macOS
             link.sendall(line_of(greeting))
             return

@@ -1,7 +1,7 @@
 """Places of model processes: the socket of each, and the lock under which it is bound and removed.
 
 There is one place for each function, user, environment and folder, and for each version of the
-function's module. So a process never serves code that was changed since.
+function's module and of this library. So a process never serves code that was changed since.
 
 1. The lock is the socket's path with `.lock` appended. It is a file of this user, never a link. A
    process removes the file as it releases the lock. A process that has waited for a removed file
@@ -27,6 +27,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, Final
 
+from .._installation import __version__
 from ..errors import ServerGone
 from . import UNIX
 
@@ -59,7 +60,8 @@ class Place:
         """
         if address.startswith(UNIX):
             return cls(Path(address.removeprefix(UNIX)))
-        parts = address, sys.prefix, os.getcwd(), *_version(address.partition(":")[0])
+        of_module = _version(address.partition(":")[0])
+        parts = __version__, address, sys.prefix, os.getcwd(), *of_module
         digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
         return cls(_folder() / f"{digest[:24]}.socket", by_hand=False)
 
@@ -209,10 +211,6 @@ def _folder() -> Path:
     """Return the folder of the sockets of this user, which no other user can read."""
     uid = os.geteuid()
     folder = Path(tempfile.gettempdir(), f"batched-{uid}")
-    with suppress(KeyError, OSError):
-        runtime = os.environ["XDG_RUNTIME_DIR"]
-        if os.stat(runtime).st_uid == uid:  # root may have another user's
-            folder = Path(runtime, "batched")
     folder.mkdir(mode=0o700, exist_ok=True)
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != uid or status.st_mode & 0o077:

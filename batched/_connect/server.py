@@ -13,6 +13,7 @@ import logging
 import math
 import os
 import pkgutil
+import select
 import selectors
 import signal
 import socket
@@ -44,7 +45,7 @@ from .frames import (
     load,
     pickled,
 )
-from .greeting import PATIENCE, Greeting, greet, line_of
+from .greeting import PATIENCE, Greeting, greet
 from .place import Place, served_here, unlock
 from .starting import READY
 from .wire import Wire
@@ -90,10 +91,11 @@ def main(reference: str, path: str, linger: float, report: int, lock: int) -> No
 
     for descriptor in (report, lock):
         os.set_inheritable(descriptor, False)
-    starter, place = os.getppid(), Place(Path(path), by_hand=False)
+    place = Place(Path(path), by_hand=False)
     try:
         served_here.add(place.path)
-        server = ModelServer(find_function(reference), place.listen(), place, linger, starter)
+        function = find_function(reference)
+        server = ModelServer(function, place.listen(), place, linger, lent=True)
     except BaseException as error:
         tell(error_text(error).error.partition("\n")[0])
         raise
@@ -114,7 +116,8 @@ class ModelServer:
         listener: socket.socket,
         place: Place,
         linger: float | None = None,
-        starter: int = 0,
+        *,
+        lent: bool = False,
     ) -> None:
         self.function = function
         self.name = function._function.name
@@ -124,11 +127,10 @@ class ModelServer:
         self._listener = listener
         self._place = place
         self._linger = math.inf if linger is None else linger
-        self._starter = starter  # the process that lends its standard error; 0: none
+        self._lent = lent  # whether a client that may end lends its standard error
         self._ends_at = time.perf_counter() + max(self._linger, PATIENCE)  # without a client (s)
         self._greeted_by = 0.0  # when all clients that were accepted have greeted (s)
         self._woken, self._bell = socket.socketpair()
-        self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         options = function._function.options
         policy = options.policy
         self.greeting: Greeting = {
@@ -179,8 +181,6 @@ class ModelServer:
         if self.loop is not None:
             self.loop.call_soon_threadsafe(self.loop.stop)
         self._bell.close()
-        with suppress(OSError):
-            os.close(self._spare)
 
     def stop(self) -> None:
         """Answer accepted calls, refuse new ones, and end. Any thread may call this."""
@@ -198,7 +198,7 @@ class ModelServer:
             return
         except OSError as error:  # too many files are open
             logger.warning("%s cannot accept a client: %s", self.name, error)
-            self._refuse()
+            time.sleep(TICK)
             return
         link.setblocking(True)
         self._greeted_by = time.perf_counter() + GREETING_TIME
@@ -209,24 +209,14 @@ class ModelServer:
             logger.warning("%s cannot serve a client: %s", self.name, error)
             link.close()
 
-    def _refuse(self) -> None:
-        """Tell a client that no descriptor is left, with the one that was kept for this."""
-        with suppress(OSError):
-            os.close(self._spare)
-            self._spare = -1
-            with self._listener.accept()[0] as link:
-                why = f"the process at {self._place.path} accepts no more connections"
-                link.sendall(line_of({"refused": why}))
-        time.sleep(TICK)
-        with suppress(OSError):
-            self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-
-    def note_end(self, pid: int) -> None:
-        """Note that a client has gone, with the number of its process."""
+    def note_end(self) -> None:
+        """Note that a client has gone."""
         self._ends_at = max(time.perf_counter() + self._linger, self._greeted_by)
         self._wake()
-        if pid == self._starter and all(each.pid != pid for each in list(self.sessions)):
-            self._starter = 0
+        output = select.poll()
+        output.register(2, 0)
+        if self._lent and (not self.sessions or output.poll(0)):  # nobody reads it any more
+            self._lent = False
             with suppress(OSError):
                 self._place.log_here()
 
@@ -237,8 +227,6 @@ class Session:
     For `wake_all`, a session is the event loop of its calls: it gets all calls of a batch together.
     """
 
-    pid: int
-    """Process of the client."""
     wire: Wire
 
     def __init__(self, server: ModelServer, link: socket.socket) -> None:
@@ -251,8 +239,8 @@ class Session:
         """Take calls until the connection ends. Target of a thread."""
         server = self.server
         try:
-            theirs, channel = greet(self._link, server.greeting, GREETING_TIME, first=False)
-            self.pid, self.wire = theirs["pid"], Wire(self._link, channel)
+            _, channel = greet(self._link, server.greeting, GREETING_TIME, first=False)
+            self.wire = Wire(self._link, channel)
             server.sessions.add(self)
             while True:
                 for number, kind, message in self.wire.read():
@@ -273,7 +261,7 @@ class Session:
             call.drop()
         if self in self.server.sessions:
             self.server.sessions.discard(self)
-            self.server.note_end(self.pid)
+            self.server.note_end()
 
     def finish(self) -> None:
         """End once the client has read its answers, or has long read nothing."""

@@ -28,10 +28,12 @@ def short_path() -> Iterator[Path]:
 @pytest.fixture
 def folder(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Return the folder of the sockets of this test. Kill the model processes that are left."""
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(short_path))
+    monkeypatch.setenv("TMPDIR", str(short_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setenv("SERVED_LOG", str(short_path / "computed.txt"))
-    yield short_path / "batched"
-    for pid in model_processes(short_path / "batched"):
+    sockets = short_path / f"batched-{os.geteuid()}"
+    yield sockets
+    for pid in model_processes(sockets):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 

@@ -37,7 +37,7 @@ class Client:
                 stdin=subprocess.PIPE,
                 stdout=file,
                 cwd=folder,
-                env=environment(XDG_RUNTIME_DIR=str(folder), SERVED_LOG=log),
+                env=environment(TMPDIR=str(folder), SERVED_LOG=log),
             )
 
     def has_answers(self) -> bool:
@@ -64,7 +64,7 @@ def segments(folder: Path) -> list[str]:
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are read from /proc")
 def test_no_call_is_lost_or_wrong_or_computed_twice_whatever_is_killed(short_path: Path) -> None:
-    chance = random.Random(0)
+    chance, sockets = random.Random(0), short_path / f"batched-{os.geteuid()}"
     clients = [Client(short_path, number) for number in range(CLIENTS)]
     outputs = [client.output for client in clients]
     for kill in range(KILLS):
@@ -72,7 +72,7 @@ def test_no_call_is_lost_or_wrong_or_computed_twice_whatever_is_killed(short_pat
             wait_until(client.has_answers)
         time.sleep(chance.uniform(0, 0.3))
         if chance.random() < 0.5:
-            for pid in model_processes(short_path / "batched"):
+            for pid in model_processes(sockets):
                 os.kill(pid, signal.SIGKILL)
         else:
             client = clients.pop(chance.randrange(CLIENTS))
@@ -96,7 +96,7 @@ def test_no_call_is_lost_or_wrong_or_computed_twice_whatever_is_killed(short_pat
     computed = Counter((short_path / "computed.txt").read_text().split())
     del computed["built"]
     assert set(computed.values()) == {1}
-    wait_until(lambda: not model_processes(short_path / "batched"))
-    wait_until(lambda: not list((short_path / "batched").iterdir()))
+    wait_until(lambda: not model_processes(sockets))
+    wait_until(lambda: not list(sockets.iterdir()))
     assert segments(short_path) == []
     assert longest < MOST_SECONDS
