@@ -13,7 +13,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, Final
 
 from ._execution.exceptions import copy_exception
@@ -27,6 +26,7 @@ with needs("batched.beam", "beam"):
 
     from .offline import Step
     from .offline.predictor import Predictor, check_step
+    from .offline.run.room import features_of_row
 
 __all__ = ["FailedPrediction", "ModelHandler"]
 
@@ -84,9 +84,8 @@ class ModelHandler(base.ModelHandler):  # type: ignore[misc]  # Beam has no type
         self._step = Step(fn, input="item", output="result", **settings)
         check_step(self._step)
         options = self._step.parts.function.options
-        if options.features:
-            prepare = partial(_features_of, self._step.preprocess)
-            self._step = replace(self._step, preprocess=prepare)
+        if options.features and self._step.preprocess is None:
+            self._step = replace(self._step, preprocess=features_of_row)
         window = options.policy.batch_size
         if options.features or options.item_length:
             window *= _AHEAD
@@ -171,14 +170,6 @@ class _Model(Predictor):
             FailedPrediction(item, output) if isinstance(output, BaseException) else output
             for item, output in zip(items, outputs, strict=True)
         ]
-
-
-def _features_of(preprocess: Callable[[Any], Any] | None, row: Mapping[str, Any]) -> Any:
-    """Return the features of an element, as a batch of one row."""
-    import numpy
-
-    features = (preprocess or dict)(row["item"])
-    return {name: numpy.asarray(value)[None] for name, value in features.items()}
 
 
 def _raise_if_failed(prediction: Any) -> Any:

@@ -124,7 +124,8 @@ def load(model: str | None) -> Encode:
     from sentence_transformers import SentenceTransformer
 
     try:
-        transformer = SentenceTransformer(model, device="cpu")
+        # vectors of float16 would differ by their rounding
+        transformer = SentenceTransformer(model, device="cpu", model_kwargs={"dtype": "float32"})
     except Exception as error:  # of any type
         raise argument_error(f"cannot load the model {model}: {describe(error)}") from error
 

@@ -38,8 +38,8 @@ class Predictor:
         weakref.finalize(self, self._engine.close)
         self._lock = threading.Lock()  # held while rows are computed
         self._engine.build()
-        # a row that has worked, and rows that have failed since the last success
-        self._known: tuple[Row | None, int] = None, 0
+        # a row that has worked, and rows that have failed since the last success, and outside
+        self._known: tuple[Row | None, int, int] = None, 0, 0
 
     def rows(self, rows: Sequence[Mapping[str, Any]]) -> list[Any | BaseException]:
         """Return the result of each row, or the exception in its place.
@@ -53,7 +53,7 @@ class Predictor:
         results: dict[int, Any] = {}
         room.enter([Row(number, (), dict(row), number) for number, row in enumerate(rows)])
         with self._lock:
-            failures.probe, failures.failed = self._known
+            failures.probe, failures.failed, failures.outside = self._known
             try:
                 while room.open:
                     moment = room.feed(time.perf_counter(), more=False, stuck=False)
@@ -64,13 +64,16 @@ class Predictor:
                     if done and failures.probe is None:
                         failures.probe = done[0].next()
                     room.note_ended(ok=len(done), failed=len(dead))
+                    outside = [error for _, phase, error in dead if phase != "inference"]
+                    if outside or done:
+                        failures.note_outside(outside, worked=bool(done))
                     room.check()
                     if room.open and not done and not dead:
                         wait = max(0.0, min(1.0, moment - time.perf_counter()))
                         with suppress(queue.Empty):
                             inbox.get(timeout=wait)()
             finally:
-                self._known = failures.probe, failures.failed
+                self._known = failures.probe, failures.failed, failures.outside
         return [results[number] for number in range(len(rows))]
 
 

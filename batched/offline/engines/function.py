@@ -38,6 +38,12 @@ def pickle_step(step: Step) -> bytes:
     Raises:
         TypeError: the function cannot be sent.
     """
+    features = step.function_options.features
+    if features is not None and (features.device or features.output_device) is not None:
+        raise TypeError(
+            f"{step.name} has device=, which holds for this process alone; in other processes let "
+            "the function move its features and outputs"
+        )
     share: Any = getattr(step.fn, "share", None)
     remote = replace(  # without the functions of single rows, which the driver calls
         step,

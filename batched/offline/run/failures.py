@@ -182,8 +182,8 @@ class Failures:
 
     def note_outside(self, errors: Sequence[BaseException | str], *, worked: bool) -> None:
         """Count rows that failed outside the function. `worked`: whether others have results."""
-        self._outside = 0 if worked else self._outside + len(errors)
-        if self._outside >= USELESS:
+        self.outside = 0 if worked else self.outside + len(errors)
+        if self.outside >= USELESS:
             self.stopped = "has no result for any of the last rows", errors[-1]
 
     def doubt_rest(self) -> None:

@@ -11,12 +11,13 @@ from __future__ import annotations
 import inspect
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
 from time import perf_counter
 from typing import Any, Final
 
+from ..._collate.arrays import is_array
 from ..._collate.features.outputs import tree_flatten, tree_unflatten
 from ...errors import RunStopped
 from ..engines.engine import SEARCHED, Engine, Unfit, WorkerClosed
@@ -60,7 +61,8 @@ class Room:
             self._where = lambda output, _, where=step.where: where(output)
         # the column with the items; None: items are dicts of columns
         (*_, column) = step.inputs
-        self._column = None if len(step.inputs) > 1 or engine.takes_features else column
+        of_columns = len(step.inputs) > 1 or (engine.takes_features and step.preprocess is None)
+        self._column = None if of_columns else column
         size, slots = engine.options.policy.batch_size, engine.slots
         once = size == step.retry.attempts == 1
         self.failures = Failures(step.name, step.call_retry, step.outage_s, once=once)
@@ -176,9 +178,7 @@ class Room:
                 raise WorkerClosed
             item = step.preprocess(item)
         elif self.engine.takes_features:
-            import numpy
-
-            item = {name: numpy.asarray(each)[None] for name, each in item.items()}
+            item = features_of_row(item)
         return args, item
 
     # outcomes
@@ -269,6 +269,16 @@ class Room:
             batches=self.engine.batches,
             **self._ended,
         )
+
+
+def features_of_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arrays and tensors [1, ...] of the values of one row."""
+    import numpy
+
+    return {
+        name: (value if is_array(value) else numpy.asarray(value))[None]
+        for name, value in row.items()
+    }
 
 
 def _takes_two(function: Callable[..., Any]) -> bool:

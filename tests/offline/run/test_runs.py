@@ -394,8 +394,8 @@ def test_features_are_padded_and_results_cut_as_online(tmp_path: Path) -> None:
 
 
 def test_features_of_several_rows_are_a_dead_letter(tmp_path: Path) -> None:
-    def preprocess(row: dict[str, int]) -> dict[str, np.ndarray]:
-        return {"ids": np.full((1 + (row["id"] == 2), 3), row["id"])}
+    def preprocess(number: int) -> dict[str, np.ndarray]:
+        return {"ids": np.full((1 + (number == 2), 3), number)}
 
     rows, dest = [{"id": number} for number in range(4)], tmp_path / "out.jsonl"
     report = run(doubled, rows, dest, input="id", output="twice", preprocess=preprocess)
