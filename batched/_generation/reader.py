@@ -90,7 +90,7 @@ def check_names(name: str, given: Iterable[str], known: set[str]) -> None:
     """Raise a TypeError for the first name that is no setting."""
     for each in given:
         if each not in known:
-            hint = suggest(each, known) or "; arguments of the model go into model_kwargs={...}"
+            hint = suggest(each, known) or "; arguments of the model go into model_kwargs"
             raise TypeError(f"{name} has no setting {each!r}{hint}")
 
 

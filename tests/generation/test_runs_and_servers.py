@@ -49,16 +49,30 @@ def test_a_run_generates_the_texts_of_calls_and_a_bad_prompt_costs_its_row(tmp_p
 
 
 def test_a_saved_model_is_loaded_with_its_tokenizer(tmp_path: Path) -> None:
-    model().save_pretrained(tmp_path)
-    tokenizer(chat=True).save_pretrained(tmp_path)
-    before = AutoModelForCausalLM.from_pretrained(tmp_path)
+    model().save_pretrained(tmp_path / "new")
+    tokenizer(chat=True).save_pretrained(tmp_path / "new")
+    before = AutoModelForCausalLM.from_pretrained(tmp_path / "new")
+    where: dict[str, Any] = {"device": "cpu", "model_kwargs": {"subfolder": "new"}}
     with (
-        TextGenerator.from_pretrained(str(tmp_path), device="cpu", max_new_tokens=5) as generator,
+        TextGenerator.from_pretrained(str(tmp_path), max_new_tokens=5, **where) as generator,
         TextGenerator(before, tokenizer(chat=True), max_new_tokens=5) as other,
     ):
         chat = [{"role": "user", "content": "the dog"}]
         assert generator(chat) == other(chat)
         assert str(tmp_path) in generator.meaning
+
+
+def test_a_wrong_setting_is_refused_before_a_model_is_loaded() -> None:
+    for wrong, hint in (("device_map", "arguments of the model go"), ("top_q", "did you mean")):
+        with pytest.raises(TypeError, match=f"has no setting '{wrong}'; {hint}"):
+            TextGenerator.from_pretrained("no-such-folder", **{wrong: 1})  # type: ignore[call-overload]
+
+
+def test_fields_of_its_own_in_the_generation_config_of_a_model_are_no_settings() -> None:
+    strange = copy.deepcopy(model())
+    strange.generation_config.user_token_id = 195
+    with TextGenerator(strange, tokenizer(), max_new_tokens=2) as generator:
+        assert generator("the dog")
 
 
 def test_a_model_that_a_device_map_has_placed_is_not_moved(

@@ -46,6 +46,13 @@ def test_the_size_that_memory_allows_is_remembered_from_call_to_call() -> None:
     assert fn.sizes == [16] * 4
 
 
+def test_a_preprocess_that_never_works_ends_the_job() -> None:
+    ready = predictor(Counted(), preprocess=lambda _: 1 / 0)
+    with pytest.raises(RunStopped, match="no result for any of the last rows.*division by zero"):
+        for start in range(0, 1000, 100):
+            ready.rows([{"n": number} for number in range(start, start + 100)])
+
+
 def test_a_class_is_built_once_and_when_the_predictor_is() -> None:
     built: list[str] = []
 

@@ -228,6 +228,9 @@ def test_features_run_in_processes_as_they_do_online() -> None:
     rows = [{"ids": numpy.arange(size)[None]} for size in (2, 4)]
     found = in_process(fn, rows).results
     assert [each["sum"].tolist() for each in found] == [[1], [6]]
+    pytest.importorskip("torch")
+    with pytest.raises(TypeError, match="device=, which holds for this process alone"):
+        in_process(fn.with_options(device="cpu"), rows)
 
 
 @pytest.mark.once

@@ -393,6 +393,17 @@ def test_features_are_padded_and_results_cut_as_online(tmp_path: Path) -> None:
     assert [row["twice"] for row in read(dest)] == [[2 * n for n in r["ids"]] for r in rows]
 
 
+def test_features_are_prepared_as_online(tmp_path: Path) -> None:
+    @batched.inference.dynamically(prepare=lambda text: {"ids": np.array([[len(text), 7]])})
+    def total(features: dict[str, np.ndarray]) -> np.ndarray:
+        sums: np.ndarray = features["ids"].sum(axis=1) - 7
+        return sums
+
+    rows, dest = [{"id": n, "text": "x" * (n % 5)} for n in range(20)], tmp_path / "out.parquet"
+    run(total, rows, dest)
+    assert read(dest) == expected(rows)
+
+
 def test_features_of_several_rows_are_a_dead_letter(tmp_path: Path) -> None:
     def preprocess(number: int) -> dict[str, np.ndarray]:
         return {"ids": np.full((1 + (number == 2), 3), number)}
