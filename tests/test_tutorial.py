@@ -82,7 +82,7 @@ class Reader:
     def kill_a_run(self, command: str) -> None:
         """Kill a run of a command once some rows are committed."""
         process = self.start(command)
-        status = self.folder / "vectors.parquet.status.json"
+        status = self.folder / "vectors.parquet.status"
         try:
             wait_until(lambda: status.exists() and json.loads(status.read_text())["steps"][0]["ok"])
         finally:

@@ -409,7 +409,7 @@ def test_the_status_of_a_run_that_goes_on_and_of_one_that_was_killed(
         return capfd.readouterr().out
 
     def known() -> bool:
-        path = folder / "out.parquet.status.json"
+        path = folder / "out.parquet.status"
         return path.exists() and json.loads(path.read_text())["steps"][0]["ok"] == 39
 
     with started(folder, *arguments("waiting")) as process:

@@ -101,7 +101,7 @@ def test_a_dataset_is_a_source_and_computed_once(tmp_path: Path) -> None:
     assert (report.ok, report.skipped) == (20, 100)
     assert pq.read_table(dest)["id"].to_pylist() == list(range(119, -1, -1))
     assert {path.name for path in tmp_path.iterdir()} == {
-        "calls", "result.parquet", "result.parquet.progress", "result.parquet.status.json",
+        "calls", "result.parquet", "result.parquet.progress", "result.parquet.status",
     }  # fmt: skip
 
 

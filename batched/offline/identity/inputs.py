@@ -6,7 +6,7 @@
 2. Types count: `1`, `1.0`, `True`, `"1"` and `None` differ, and `-0.0` differs from `0.0`. All NaN
    are equal. Moments count with their offset from UTC.
 3. A value that JSON lacks counts as an object with its type and text, in its canonical form
-   (`types.values`): a path by its text, a model of pydantic as a dict.
+   (`types.values`): a path by its text, a model of pydantic as a dict. Bytes count by a hash.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 import orjson
-from xxhash import xxh3_64_digest
+from xxhash import xxh3_64_digest, xxh3_128_hexdigest
 
 from ..sources.base import Window
 from ..types.values import read
@@ -60,6 +60,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.tolist()
     plain, _ = read(value)
+    if isinstance(plain, bytes):
+        return {"bytes": xxh3_128_hexdigest(plain)}
     return plain if type(plain) is not type(value) else {type(value).__name__: str(value)}
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import closing
 from os import PathLike
 from pathlib import Path
 
+import orjson
+
 from ...errors import ResultError
+from ..progress.commit import Letter
 from ..progress.store import Progress
 from ..sources.base import WINDOW_ROWS, Rows, RowSource
 from ..types.columns import Columns
@@ -36,7 +40,7 @@ def export(
 
     Raises:
         RunLocked: the run goes on.
-        ResultError: the run is unknown, or the file cannot be written.
+        ResultError: the run is unknown, or the file cannot be written, or cannot hold a row.
     """
     path = progress_path(result, progress)
     if not path.exists():
@@ -52,9 +56,15 @@ def export(
         merge = Merge(source, store, written, columns)
         for window in source.windows(None):
             merge.note_kinds(window)
-        merge.write(len)
+        merge.write(_refuse)
         written.publish(len)
     return written.path
+
+
+def _refuse(letters: Sequence[Letter]) -> None:
+    for letter in letters:
+        error = orjson.loads(letter.error)["error"]
+        raise ResultError(f"row {letter.row}: {error}; a file that ends in .jsonl takes all rows")
 
 
 def progress_path(dest: str | PathLike[str], progress: str | PathLike[str] | None) -> Path:

@@ -162,8 +162,6 @@ class RowSource(Source):
                     window.note_fault(place, why)
                     if not isinstance(row, Mapping):
                         rows[place] = {}
-            if not first and len(window.faults) == len(rows) > 1:
-                raise SourceError(f"no row of {self.name} can be read: {window.faults[0]}")
             # a window of nothing but faults has the required columns, too
             every = chain(chain.from_iterable(rows), required)
             names = dict.fromkeys(every if columns is None else columns)

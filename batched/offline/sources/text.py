@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from csv import QUOTE_MINIMAL, QUOTE_NONE, field_size_limit, reader
@@ -112,8 +113,10 @@ class TextSource(RowSource):
         path = next(iter(self.files.found))
         with self.files.filesystem.open_input_file(path) as file:
             text = file.read(_BUFFER)
-        is_plain = splitext(path)[1] not in COMPRESSED
-        lines = text.count(b"\n") * is_plain
+        if splitext(path)[1] in COMPRESSED or text.lstrip().startswith(b"["):
+            return None
+        # a value of CSV may have line breaks
+        lines = (re.sub(rb'"[^"]*"', b"", text) if self.columns else text).count(b"\n")
         return self.files.size * lines // len(text) if lines else None
 
     def _read_file(self, path: str, parse: Parser) -> Rows:

@@ -2,7 +2,7 @@
 
 1. The coordinator updates the watcher a few times a second. A view that fails is logged and
    dropped, and the run goes on.
-2. Every run writes `<result>.status.json`, for `batched status`. Lines go to stderr.
+2. Every run writes `<result>.status`, for `batched status`. Lines go to stderr.
 3. The rate of a step counts the rows that it has computed since the end of its first batch. Rows
    that were committed before are in no rate, nor is the time of building a model.
 4. The time left of a step is its remaining rows at its own rate. No step ends before the step that
@@ -138,7 +138,7 @@ class StatusFile:
 
 def status_path(progress: Path) -> Path:
     """Return the path of the status file that belongs to a progress file."""
-    return progress.with_name(f"{progress.name.removesuffix('.progress')}.status.json")
+    return progress.with_name(f"{progress.name.removesuffix('.progress')}.status")
 
 
 def read_status(progress: Path) -> Mapping[str, Any] | None:

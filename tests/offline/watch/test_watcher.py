@@ -92,7 +92,7 @@ def test_the_status_file_tells_all_that_is_known(tmp_path: Path) -> None:
     watcher(False, progress, "vectors.parquet").update(
         snapshot(1.0, counts(10, 17, 1, failed=3), read=30)
     )
-    status = json.loads((tmp_path / "vectors.parquet.status.json").read_text())
+    status = json.loads((tmp_path / "vectors.parquet.status").read_text())
     assert status == read_status(progress)
     assert status.pop("started") <= status.pop("updated")
     assert status.pop("host")
@@ -112,7 +112,7 @@ def test_the_status_file_tells_all_that_is_known(tmp_path: Path) -> None:
         "unreadable": 0,
         "failed": 3,
     }
-    assert [path.name for path in tmp_path.iterdir()] == ["vectors.parquet.status.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["vectors.parquet.status"]
 
 
 def test_the_status_file_is_written_once_a_second_and_whenever_the_state_changes(
