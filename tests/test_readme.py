@@ -89,8 +89,6 @@ def test_every_python_block_runs(
     (tmp_path / "reviews.csv").write_text("id,text\na,good\nb,not so good\n")
     if "offline" in block:
         pytest.importorskip("pyarrow")
-    if "progress=True" in block:
-        pytest.importorskip("tqdm")
     if "import ray" in block or "offline.Ray" in block:
         request.getfixturevalue("local_ray")
     if "TextGenerator" in block:

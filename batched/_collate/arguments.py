@@ -14,6 +14,7 @@ dicts are copied.
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import suppress
 from dataclasses import fields
@@ -142,10 +143,17 @@ class Binder:
         return [places[each] for each in given]
 
 
-def signature_of(func: Callable[..., Any]) -> inspect.Signature:
-    """Return the signature of `func`; a builtin without a signature takes any arguments."""
+def signature_of(func: Callable[..., Any], **options: Any) -> inspect.Signature:
+    """Return the signature of `func`; a builtin without a signature takes any arguments.
+
+    Annotations are text, which may name what is defined later. `options` are those of `inspect`.
+    """
+    if sys.version_info >= (3, 14):
+        from annotationlib import Format
+
+        options["annotation_format"] = Format.STRING
     try:
-        return inspect.signature(func)
+        return inspect.signature(func, **options)
     except (TypeError, ValueError):
         return inspect.signature(lambda *_, **__: None)
 

@@ -23,6 +23,7 @@ class TimeBySize:
 
     def __init__(self) -> None:
         self._batches = 0
+        self._is_warm = False  # whether the first batch, which may load and compile, is forgotten
         # size that takes as long as the fixed part of a batch; infinite if larger batches take no
         # longer; None: unknown
         self.fixed_size: float | None = None
@@ -34,6 +35,9 @@ class TimeBySize:
 
     def add(self, n: int, s: float) -> None:
         """Add a batch of n items that took s seconds."""
+        if self._batches and not self._is_warm:
+            self._is_warm, self._batches = True, 0
+            self._octaves.clear()
         self._batches += 1
         self.mean += (s - self.mean) / min(self._batches, LAST)
         octave = n.bit_length()

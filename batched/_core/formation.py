@@ -7,6 +7,7 @@ lengths.
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_left
 from itertools import chain
 from operator import neg
@@ -54,7 +55,9 @@ def pack_by_length(
        large calls, the oldest first. Of each, the item that needs the least padding joins next.
     3. The padding is limited (`Capacity.may_pad`).
     """
-    size, longest = group.waiting, group.longest
+    size = group.waiting
+    # to look for it takes the longer, the more items wait
+    longest = group.longest if size <= capacity.batch_size else sys.maxsize
     group.forget_longest()
     if size <= capacity.max_items(longest):
         cells = sum([sum(each.waiting_lengths(0, each.size)) for each in group])

@@ -61,10 +61,15 @@ def copy_exception(error: BaseException) -> BaseException:
         for each in kind.__mro__:
             for member in vars(each).values():
                 if type(member) is MemberDescriptorType:
-                    with suppress(AttributeError):  # a slot is unset, or a member is read-only
+                    with suppress(AttributeError):  # a slot is unset
                         value = member.__get__(error)
-                        if value is not None or each.__module__ != "builtins":
+                        if value is None and each.__module__ == "builtins":
+                            continue
+                        try:
                             member.__set__(twin, value)
+                        except AttributeError:  # a member is read-only
+                            if member.__get__(twin) != value:
+                                return error
     except BaseException:  # raised by code of the class
         return error
     for member in (_STATE["args"], *_STATE_OF_A_RAISE):

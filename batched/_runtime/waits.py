@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from weakref import WeakSet
 
 
@@ -42,6 +42,7 @@ class Worker:
 
     pool: Pool
     thread: threading.Thread | None  # None: a task of an event loop
+    calls_back: bool = False  # whether callbacks of futures run, which may start tasks elsewhere
 
 
 _order = threading.RLock()
@@ -61,8 +62,9 @@ def enter_worker(pool: Pool, *, thread: bool) -> None:
 def between_runs() -> Iterator[None]:
     """Mark the code of the `with` block as callbacks, which block the worker's thread at most."""
     before = _worker.get()
-    if before is not None and before.thread is not threading.current_thread():
-        _worker.set(None)
+    if before is not None:
+        here = before.thread is threading.current_thread()
+        _worker.set(replace(before, calls_back=True) if here else None)
     try:
         yield
     finally:
@@ -78,6 +80,8 @@ def check_wait(pool: Pool) -> None:
     worker = _worker.get()
     if worker is None:
         return
+    if worker.calls_back and worker.thread is not threading.current_thread():
+        return  # a task that a callback has started
     with _order:
         refused = pool.reaches(worker.pool)
         if not refused:

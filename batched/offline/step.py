@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from .._collate.arguments import signature_of
 from .._core.checks import check_whole
 from .._function.batched import BatchedCallable, parts_of, preparation_of
 from .._function.function import BatchFunction, Parts
@@ -243,14 +244,12 @@ class Step:
             return  # the keyword arguments are known only with the first row
         first = () if is_class else (["items"], *["key"] * (self.route is not None))
         try:
-            inspect.signature(func).bind(*first, *self.args, **self.kwargs)
+            signature_of(func).bind(*first, *self.args, **self.kwargs)
         except TypeError as error:
             raise TypeError(
                 f"step {self.name!r}: {error}; args= and kwargs= are given "
                 f"{'to the constructor' if is_class else 'after the list'}"
             ) from None
-        except ValueError:  # builtins need not have a signature
-            return
         if is_class and not any("__call__" in vars(each) for each in func.__mro__):
             raise TypeError(
                 f"step {self.name!r}: instances of a class are called with a list, and this one "

@@ -13,11 +13,19 @@ FIXED, CELL = 0.010, 0.001
 
 
 def times(*batches: tuple[int, float]) -> TimeBySize:
-    """Return the times after batches of these sizes and times (s)."""
+    """Return the times after a first batch, and batches of these sizes and times (s)."""
     found = TimeBySize()
-    for size, seconds in batches:
+    for size, seconds in [(1, 60.0), *batches] if batches else []:
         found.add(size, seconds)
     return found
+
+
+def test_the_first_batch_counts_until_the_second_one_has_ended() -> None:
+    first = TimeBySize()
+    first.add(1, 60.0)
+    assert first.time(1) == first.mean == 60.0
+    first.add(4, 1.0)
+    assert first.time(1) == first.mean == 1.0
 
 
 def test_before_batches_of_two_octaves_the_time_is_their_mean() -> None:

@@ -33,6 +33,7 @@ from inspect import isfunction, ismodule
 from types import FunctionType, MappingProxyType, MethodType
 from typing import Any
 
+from ..._collate.arguments import signature_of
 from .syntax import walk
 
 _logger = logging.getLogger("batched")
@@ -279,10 +280,8 @@ def _state(value: Any) -> dict[str, Any]:
 
 def _defaults(func: Any) -> dict[str, Any]:
     """Return the parameters of a function or class that have defaults."""
-    with contextlib.suppress(TypeError, ValueError):
-        found = inspect.signature(func, follow_wrapped=False).parameters.values()
-        return {one.name: one.default for one in found if one.default is not one.empty}
-    return {}
+    found = signature_of(func, follow_wrapped=False).parameters.values()
+    return {one.name: one.default for one in found if one.default is not one.empty}
 
 
 def _data(value: Any) -> Any:

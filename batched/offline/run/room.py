@@ -17,6 +17,7 @@ from functools import partial
 from time import perf_counter
 from typing import Any, Final
 
+from ..._collate.arguments import signature_of
 from ..._collate.arrays import is_array
 from ..._collate.features.outputs import tree_flatten, tree_unflatten
 from ...errors import RunStopped
@@ -283,8 +284,6 @@ def features_of_row(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _takes_two(function: Callable[..., Any]) -> bool:
     """Return whether a function has two parameters without a default."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except ValueError:  # of a builtin
-        return False
-    return len([one for one in parameters if one.default is one.empty]) == 2
+    parameters = signature_of(function).parameters.values()
+    places = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return len([one for one in parameters if one.default is one.empty and one.kind in places]) == 2
