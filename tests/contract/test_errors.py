@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import itertools
 import logging
 import traceback
 from collections.abc import Callable
@@ -290,6 +291,19 @@ def test_a_copy_equals_the_original(raises: Raise) -> None:
     assert state(twin) == state(error)
     assert twin.__cause__ is error.__cause__
     assert twin.__suppress_context__ is error.__suppress_context__
+
+
+def test_an_error_whose_state_cannot_be_set_is_not_copied() -> None:
+    numbers = itertools.count()
+
+    class Numbered(ExceptionGroup[Exception]):  # its message is read-only
+        def __new__(cls, message: str, parts: list[Exception]) -> Self:
+            return super().__new__(cls, f"{message} {next(numbers)}", parts)
+
+    error = Numbered("part", [ValueError()])
+    assert copy_exception(error) is error
+    plain = ExceptionGroup("part", [ValueError()])
+    assert copy_exception(plain) is not plain
 
 
 # --- errors that callers would mistake, and wrong outputs

@@ -143,6 +143,27 @@ def test_work_that_a_run_starts_belongs_to_it_unless_its_context_is_empty() -> N
     fn.shutdown()
 
 
+def test_a_task_that_a_callback_starts_may_call_the_function() -> None:
+    gate = threading.Event()
+    fn = batched.dynamically(lambda items: items if gate.wait(BOUND) else [])
+
+    async def main() -> Any:
+        loop, started = asyncio.get_running_loop(), asyncio.Event()
+        tasks: list[Any] = []
+
+        def start(_: object) -> None:
+            tasks.append(asyncio.run_coroutine_threadsafe(fn.acall(2), loop))
+            loop.call_soon_threadsafe(started.set)
+
+        fn.submit(1).add_done_callback(start)
+        gate.set()
+        await started.wait()
+        return await asyncio.wrap_future(tasks[0])
+
+    assert asyncio.run(main()) == 2
+    fn.shutdown()
+
+
 def test_a_callback_on_the_worker_cannot_wait_for_that_worker() -> None:
     gate, refused = threading.Event(), []
 
