@@ -120,7 +120,8 @@ def read_choice(answer: Answer, schema: Any) -> Any:
     except ValidationError as error:
         if choice.was_cut:
             raise Unusable(
-                f"its JSON was cut off at the most tokens that it may have (finish_reason {reason!r})",
+                "its JSON was cut off at the most tokens that it may have (finish_reason "
+                f"{reason!r})",
                 again=False,
             ) from None
         why = f"its JSON does not fit {schema.__name__}: {first_error(error)}"

@@ -134,7 +134,7 @@ class Session:
         return [found] * len(items) if isinstance(found, BaseException) else found
 
     async def _ask(self, items: list[Item], whole: Request | None = None) -> list[Any]:
-        """Return the result, or the exception, for each item. `whole`: a request with more items."""
+        """Return the result, or the exception, for each item. `whole`: a larger request."""
         kind, service, settings = self.kind, self.service, self.settings
         several = len(items) > 1
         if len(items) > kind.most_items or (several and self.tokens(items)[0] > kind.most_tokens):

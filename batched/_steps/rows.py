@@ -53,6 +53,7 @@ class Source(Protocol):
     def too_big(self, rows: int, /) -> None:
         """Note that `rows` rows ran out of memory."""
 
+
 class Row(Generic[T, U, V]):
     """One item on its way through the steps of the function.
 

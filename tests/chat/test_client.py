@@ -22,7 +22,7 @@ from batched._chat.runtime import clients_loop
 from batched._services.prompts import Prompt
 from batched.chat import ChatAnswer, ChatClient
 from batched.errors import EndpointError
-from chat_server import Asked, ChatServer, Person, Reply, answer, refuse, refuse
+from chat_server import Asked, ChatServer, Person, Reply, answer, refuse
 
 
 def wait_for_threads(name: str) -> None:

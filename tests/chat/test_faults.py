@@ -193,7 +193,9 @@ def test_a_dead_service_that_never_answered_fails_calls_after_their_attempts(
     assert all(isinstance(error, EndpointError) and error.is_service for error in errors)
     assert client.usage.requests <= 3 * 20
     assert sum("requests)" in str(error) for error in errors) <= client.usage.retries
-    with pytest.raises(EndpointError, match=r"no answer came at 127.0.0.1.*: Connection error.*\(3 requests\)"):
+    with pytest.raises(
+        EndpointError, match=r"no answer came at 127.0.0.1.*: Connection error.*\(3 requests\)"
+    ):
         client("late")
     server.up()
     assert client("after") == "re: after"

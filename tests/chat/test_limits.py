@@ -192,7 +192,6 @@ def test_a_refusal_means_one_request_if_many_later_ones_were_answered(
     assert not limits.is_own(inf)
 
 
-
 def test_a_probe_that_was_not_sent_leaves_the_breaker_as_it_was() -> None:
     limits = limits_of()
     due = open_breaker(limits, 0.0)

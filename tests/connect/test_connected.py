@@ -71,7 +71,7 @@ def test_items_may_be_passed_by_their_name_and_wrong_arguments_are_refused(
 def test_a_coroutine_function_runs_in_a_process(connected: Connect) -> None:
     awaited = connected("awaited", batched.aio.connect)
 
-    async def main() -> list[int]:
+    async def main() -> Any:
         return await asyncio.gather(*map(awaited, range(3)))
 
     assert asyncio.run(main()) == [0, 1, 2]

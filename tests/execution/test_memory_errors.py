@@ -148,8 +148,7 @@ def test_messages_about_memory_are_recognised(message: str) -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        "Non-zero status code returned while running Conv node. bfc_arena.cc:376 "
-        "Failed to allocate memory for requested buffer of size 2147483648",
+        "bfc_arena.cc:376 Failed to allocate memory for requested buffer of size 2147483648",
         "CUDA failure 2: out of memory ; GPU=0 ; expr=cudaMalloc((void**)&p, size)",
     ],
 )

@@ -101,7 +101,7 @@ class Failures:
     _silent_since: float = math.inf  # moment of the first failure since the last success (s)
     _trials: int = 0  # of this doubt
     _tried: int = 0  # trials of this doubt that failed by the row's own error
-    _outside: int = 0  # rows in a row that failed outside the function
+    outside: int = 0  # rows in a row that failed outside the function
     _warned: bool = False  # whether the outage was logged
 
     def moment(self, now: float) -> float:

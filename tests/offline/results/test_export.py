@@ -55,7 +55,9 @@ def test_rows_that_went_through_all_steps_are_exported_in_the_order_of_the_sourc
 
 def test_a_row_that_a_file_cannot_hold_is_an_error(tmp_path: Path) -> None:
     result = make_run(tmp_path, ["a", "b", "c"], {"a": 1.5, "b": "n/a", "c": 2.5})
-    with pytest.raises(ResultError, match=r"^row 1: .*; a file that ends in \.jsonl takes all rows"):
+    with pytest.raises(
+        ResultError, match=r"^row 1: .*; a file that ends in \.jsonl takes all rows"
+    ):
         offline.export(result, tmp_path / "some.parquet")
     assert not (tmp_path / "some.parquet").exists()
     assert len(Path(offline.export(result, tmp_path / "some.jsonl")).read_text().split("\n")) == 4

@@ -19,8 +19,8 @@ BOUND = 120.0
 """Seconds after which the batch function stops waiting at the gate."""
 
 (_, example), *_ = blocks((ROOT / "docs/servers.md").read_text(), "python")
-names: dict[str, Any] = {"__name__": "example"}
-exec(example, names)
+namespace: dict[str, Any] = {"__name__": "example"}
+exec(example, namespace)
 gate = threading.Event()
 held: list[asyncio.Task[Any]] = []
 
@@ -35,7 +35,7 @@ class Held(str):
 
 
 def hold(*texts: str) -> None:
-    held.append(asyncio.create_task(names["shout"](list(texts))))
+    held.append(asyncio.create_task(namespace["shout"](list(texts))))
 
 
 def close_gate() -> None:
@@ -44,7 +44,7 @@ def close_gate() -> None:
 
 
 def state() -> dict[str, int]:
-    stats = dataclasses.asdict(names["shout"].stats)
+    stats = dataclasses.asdict(namespace["shout"].stats)
     counted = ("calls", "cancelled", "queue_size", "in_flight", "total_processed")
     return {name: stats[name] for name in counted}
 
@@ -54,12 +54,12 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGUSR1, close_gate)
         loop.add_signal_handler(signal.SIGUSR2, gate.set)
-        await names["app"](scope, receive, send)
+        await namespace["app"](scope, receive, send)
         print("closed", flush=True)  # in good order
     elif scope.get("path", "").startswith("/-/"):
         if scope["path"] == "/-/fill":
-            hold(*["fill"] * names["shout"].options["max_queue_size"])
+            hold(*["fill"] * namespace["shout"].options["max_queue_size"])
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": json.dumps(state()).encode()})
     else:
-        await names["app"](scope, receive, send)
+        await namespace["app"](scope, receive, send)
