@@ -312,7 +312,9 @@ class ClientRuntime(CallQueue):
             if kind == RESULT:
                 request.result = value
             else:
-                request.error = restored(*value, self._remote.address.partition(":")[0])
+                chain, remote = value
+                model = self._remote.address.partition(":")[0]
+                request.error = restored(chain, remote, model)
                 if type(request.error) is QueueTimeout:
                     self.recorder.count("timed_out")
         except Exception as error:  # of any code that a pickle calls

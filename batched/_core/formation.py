@@ -7,7 +7,6 @@ lengths.
 
 from __future__ import annotations
 
-import sys
 from bisect import bisect_left
 from itertools import chain
 from operator import neg
@@ -55,11 +54,13 @@ def pack_by_length(
        large calls, the oldest first. Of each, the item that needs the least padding joins next.
     3. The padding is limited (`Capacity.may_pad`).
     """
-    size = group.waiting
-    # to look for it takes the longer, the more items wait
-    longest = group.longest if size <= capacity.batch_size else sys.maxsize
+    size, longest = group.waiting, 0
+    fits = size <= capacity.batch_size
+    if fits:  # otherwise many items wait, and to look at all of them takes long
+        longest = group.longest
+        fits = size <= capacity.max_items(longest)
     group.forget_longest()
-    if size <= capacity.max_items(longest):
+    if fits:
         cells = sum([sum(each.waiting_lengths(0, each.size)) for each in group])
         if capacity.may_pad(longest * size - cells, cells):
             calls = sorted(group, key=lambda call: call is not leader)

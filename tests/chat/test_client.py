@@ -162,6 +162,7 @@ def test_a_list_that_fails_ends_its_other_requests(server: ChatServer) -> None:
     assert client.usage.retries == 0
 
 
+@pytest.mark.filterwarnings("ignore:waiting for chat blocks the event loop")
 def test_the_thread_of_all_clients_waits_for_none_of_them(server: ChatServer) -> None:
     server.behave = lambda asked: Reply('{"text": "yes"}')
     judge, told = server.client(), threading.Event()

@@ -147,7 +147,7 @@ def test_more_sentences_than_there_are_are_refused(
 def test_a_model_that_cannot_be_loaded_is_refused_in_one_sentence(
     quick: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def refuse(name: str, device: str) -> None:
+    def refuse(name: str, **_: object) -> None:
         raise OSError(f"no file {name}\nand more")
 
     library = SimpleNamespace(SentenceTransformer=refuse)

@@ -118,7 +118,7 @@ def test_coroutine_functions_belong_to_aio(func: Any) -> None:
         (generator, "generator is a generator function; let it return all results at once"),
         (async_generator, "generator function"),
         (doubled, "batched already; .* with_options"),
-        (list, "takes no argument for the list of items"),
+        (lambda: [1], "takes no argument for the list of items"),
         (lambda *, texts: texts, "takes no argument for the list of items"),
         (lambda **texts: texts, "takes no argument for the list of items"),
     ],

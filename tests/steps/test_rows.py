@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import logging
 import threading
 import tracemalloc
 from itertools import pairwise
@@ -17,7 +16,6 @@ from countdowns import Gate, countdown, countdown_on_a_loop, finish_all, stepwis
 
 import batched
 from batched import BatcherClosed, BatchFunctionError, Rows
-from batched._steps import rows as rows_module
 
 
 def test_a_call_joins_at_the_next_step_and_each_caller_is_answered_once_its_row_is_done() -> None:
@@ -88,28 +86,6 @@ def test_a_function_that_returns_without_outcomes_is_told(function: Any, said: s
     with pytest.raises(BatchFunctionError, match=said):
         leaves(1)
     assert leaves.stats.in_flight == 0
-
-
-def test_a_function_in_which_no_row_joins_or_ends_is_warned_of_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    @batched.continuously
-    def idle(rows: Rows[int, int]) -> None:
-        for _ in range(10):
-            assert rows
-            rows.leave()
-        for row in rows.join():
-            row.finish(row.item)
-
-    def told() -> list[logging.LogRecord]:
-        return [each for each in caplog.records if "no row has joined or ended" in each.message]
-
-    assert idle(1) == 1
-    assert not told()
-    monkeypatch.setattr(rows_module, "STALL", 0.0)
-    assert idle(2) == 2
-    idle.shutdown()
-    assert [record.levelno for record in told()] == [logging.WARNING]
 
 
 def test_a_row_has_one_outcome_and_errors_after_it_are_logged(

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...errors import SourceError
 from ..engines.row_threads import RowThreads
 from ..identity.inputs import hash_inputs
 from ..progress.commit import Committed, Letter, letter_text
@@ -100,8 +99,7 @@ class Reader:
         keys = keys_of(window, plan.key)
         columns = [window.values(name) for name in plan.source]
         hashes = {names: hash_inputs(window, names) for names in set(plan.depends)}
-        if not window.first and len(faults) == window.size > 1:
-            raise SourceError(f"no row of {self._source.name} can be read: {faults[0]}")
+        window.check(self._source.name)
         if self._source.schema is None:
             self._note_kinds(window)
         usable = [None if place in faults else key for place, key in enumerate(keys)]

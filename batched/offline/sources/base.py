@@ -58,6 +58,11 @@ class Window:
     """Sentence for each row that cannot be read, by its place in the window."""
     _values: dict[str, list[Any]] = field(default_factory=dict, repr=False)
 
+    def check(self, source: str) -> None:
+        """Raise a SourceError if these are the first rows of the source, and none can be read."""
+        if not self.first and len(self.faults) == self.size > 1:
+            raise SourceError(f"no row of {source} can be read: {self.faults[0]}")
+
     def values(self, name: str) -> list[Any]:
         """Return a column as Python objects, which must not be changed.
 

@@ -342,9 +342,9 @@ ACCEPTED = {
 OTHER = "CACHE, N = {}, 0\ndef get(x):\n CACHE[x] = 1\n return x\n"
 PRELUDE = f"""from __future__ import annotations
 import importlib, json, runpy, sys
-sys.path.append({str(Path(batched.offline.identity.__file__).parents[1])!r})
+sys.path.append({str(Path(batched.__file__).parents[1])!r})
 from types import SimpleNamespace
-from identity.code import fingerprint  # alone, which imports little
+from batched.offline.identity.code import fingerprint
 {inspect.getsource(step)}
 {inspect.getsource(step_in)}
 """

@@ -110,7 +110,9 @@ FILES: list[Any] = [
 def read(opened: Open, source: Any) -> list[Any]:
     """Return the rows of a source, with the sentence for each row that is a fault."""
     found: list[Any] = []
-    for window in opened(source).windows(None):
+    source = opened(source)
+    for window in source.windows(None):
+        window.check(source.name)
         values = {name: window.values(name) for name in window.columns}
         for place in range(window.size):
             row: Any = {name: values[name][place] for name in values}
