@@ -52,7 +52,10 @@ LAYERS = [
     ["batched.__main__"],
 ]
 
-EXTRAS = {"apache_beam", "numpy", "openai", "opentelemetry", "prometheus_client", "rich", "torch"}
+EXTRAS = {
+    *("apache_beam", "numpy", "openai", "opentelemetry", "prometheus_client", "pydantic"),
+    *("rich", "torch", "transformers"),
+}
 """Packages that some modules need and the library does not."""
 
 

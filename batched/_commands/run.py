@@ -184,8 +184,8 @@ def _print_status(args: argparse.Namespace, path: Path) -> None:
             old = progress.get("old")
         if old is not None:
             print(
-                f"step {names[old]} has results of older code, which on_mismatch='keep' has kept; "
-                "'recompute' replaces them"
+                f"step {names[old]} has results of older code, which --on-mismatch keep has kept; "
+                "--on-mismatch recompute replaces them"
             )
         counts: dict[str, Any] = {name: found.get(at, {}) for at, name in enumerate(names)}
     except RunLocked:

@@ -244,7 +244,7 @@ class Mute(RuntimeError):
 def test_an_error_without_a_message_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
     assert error_text(Mute()).error == "Mute: its message cannot be made: RuntimeError"
     # notes, causes and groups may have code of the user
-    monkeypatch.setattr("traceback.format_exception", lambda *_: fail("raise"))
+    monkeypatch.setattr("traceback.format_exception", lambda *_, **__: fail("raise"))
     assert error_text(ValueError("bad row")) == ("ValueError: bad row", "")
 
 

@@ -4,6 +4,7 @@ free-threaded builds do so, and others if `thread_inherit_context` is set.
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -36,3 +37,15 @@ def test_a_function_sees_no_context_of_the_caller_who_came_first(
         assert fn(1) is None
         CALLER.set("the next one")
         assert [fn.submit(1).result(BOUND) for _ in range(3)] == [None] * 3
+
+
+def test_a_coroutine_function_sees_no_context_of_the_caller_who_came_first() -> None:
+    async def see(items: list[int]) -> list[str | None]:
+        return [CALLER.get(None) for _ in items]
+
+    async def main() -> str | None:
+        CALLER.set("the first one")
+        async with batched.aio.dynamically(see) as fn:
+            return await fn(1)
+
+    assert asyncio.run(main()) is None
