@@ -164,7 +164,7 @@ TWO, FOUR = (
         BEST,
         {"throughput": least},
     )
-    for workers, least in ((2, 0.75), (4, 0.85))
+    for workers, least in ((2, 0.74), (4, 0.85))
 )
 WORKERS_AT_RANDOM = Question(
     "calls at random, 2 to 8 workers",

@@ -10,6 +10,10 @@ LAST: Final = 50
 """Batches that count in the means."""
 ENOUGH: Final = 4
 """Batches of an octave before its mean is trusted, and between updates of the fixed size."""
+WARM_UP: Final = 5.0
+"""The first batch is forgotten if it took longer than this multiple of the second: it may have
+loaded and compiled.
+"""
 LEAST_FIXED: Final = 0.05
 """Least share of a batch's time that is assumed to be independent of its size."""
 
@@ -23,7 +27,6 @@ class TimeBySize:
 
     def __init__(self) -> None:
         self._batches = 0
-        self._is_warm = False  # whether the first batch, which may load and compile, is forgotten
         # size that takes as long as the fixed part of a batch; infinite if larger batches take no
         # longer; None: unknown
         self.fixed_size: float | None = None
@@ -35,8 +38,8 @@ class TimeBySize:
 
     def add(self, n: int, s: float) -> None:
         """Add a batch of n items that took s seconds."""
-        if self._batches and not self._is_warm:
-            self._is_warm, self._batches = True, 0
+        if self._batches == 1 and self.mean > WARM_UP * s:
+            self._batches = 0
             self._octaves.clear()
         self._batches += 1
         self.mean += (s - self.mean) / min(self._batches, LAST)

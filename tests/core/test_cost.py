@@ -13,19 +13,22 @@ FIXED, CELL = 0.010, 0.001
 
 
 def times(*batches: tuple[int, float]) -> TimeBySize:
-    """Return the times after a first batch, and batches of these sizes and times (s)."""
+    """Return the times after batches of these sizes and times (s)."""
     found = TimeBySize()
-    for size, seconds in [(1, 60.0), *batches] if batches else []:
+    for size, seconds in batches:
         found.add(size, seconds)
     return found
 
 
-def test_the_first_batch_counts_until_the_second_one_has_ended() -> None:
-    first = TimeBySize()
-    first.add(1, 60.0)
-    assert first.time(1) == first.mean == 60.0
-    first.add(4, 1.0)
-    assert first.time(1) == first.mean == 1.0
+def test_first_batches_that_took_far_longer_than_the_next_are_forgotten() -> None:
+    warm = times((1, 60.0))
+    assert warm.time(1) == warm.mean == 60.0
+    for size, seconds in ((4, 8.0), (8, 1.0)):  # both have compiled
+        warm.add(size, seconds)
+        assert warm.time(1) == warm.mean == seconds
+    warm.add(8, 9.0)
+    warm.add(8, 2.0)
+    assert warm.mean == 4.0
 
 
 def test_before_batches_of_two_octaves_the_time_is_their_mean() -> None:

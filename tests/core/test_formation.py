@@ -36,7 +36,7 @@ def test_padding_takes_no_longer_than_another_batch(
 ) -> None:
     """A batch costs as much as ten cells, by the times of past batches."""
     busy = scheduler(16, flush="eager")
-    for cells in (10, *(10, 30) * ENOUGH):
+    for cells in (10, 30) * ENOUGH:
         busy.capacity.cost.add(cells, 0.010 + 0.001 * cells)
     submitted(busy, *(call(*each) for each in calls))
     assert [lengths(batch) for batch in all_ran(busy)] == expected
