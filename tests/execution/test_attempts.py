@@ -12,7 +12,7 @@ from batched._collate.arguments import Arguments
 from batched._collate.collator import Call, Collator, GroupsNeeded
 from batched._collate.items import ItemCollator
 from batched._core.scheduler import Batch, Request, Slice
-from batched._execution.attempts import ErrorTest, Outcomes
+from batched._execution.attempts import ErrorTest, Outcomes, passes
 from batched._execution.execution import Execution, is_failure, never
 from batched._execution.memory import is_out_of_memory
 
@@ -135,3 +135,7 @@ def test_a_cancelled_task_makes_no_further_attempt() -> None:
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(execution.run_async(batch_of(*rows(4))))
     assert calls == [[0, 1, 2, 3], [0, 1]]
+
+
+def test_a_test_of_an_error_that_fails_counts_as_false() -> None:
+    assert not passes(lambda error: bool(1 / 0), ValueError())

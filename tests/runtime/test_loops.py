@@ -433,3 +433,15 @@ def test_a_cell_of_a_notebook_runs_in_the_main_thread_of_a_kernel(
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
     assert is_cell() == (kernel is not None)
     assert not in_time(is_cell), "a loop of another thread"
+
+
+def test_another_thread_may_wait_for_a_result_of_a_loop() -> None:
+    fn = batched.aio.dynamically(coroutine)
+
+    async def main() -> int:
+        return await asyncio.to_thread(fn.submit(4).result, BOUND)
+
+    assert asyncio.run(main()) == 8
+    asyncio.run(fn.aclose())
+    with pytest.raises(batched.BatcherClosed):  # on another loop, too
+        asyncio.run(fn.acall(4))
