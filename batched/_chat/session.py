@@ -59,7 +59,7 @@ from a proxy in front of a service that is down.
 OF_ALL: Final = (401, 403, 404)
 """HTTP statuses that no single item of a request is the cause of."""
 WRONG_ADDRESS: Final = (None, 404, 405)
-"""HTTP statuses, and none without an answer, of which the address may be the cause."""
+"""HTTP statuses of which the address may be the cause; None: no answer came."""
 AGAIN: Final = (409, 425)
 """HTTP statuses of a request that collides with another one, or comes too early."""
 TOO_LARGE: Final = (413, 422)
@@ -114,7 +114,7 @@ class Session:
         # a local server accepts any key, and the official client requires one
         key: Any = self.settings.api_key or os.environ.get("OPENAI_API_KEY") or "none"
         if isinstance(key, str):
-            key = key.strip()  # a file ends with a newline, which no header may have
+            key = key.strip() or "none"  # a file ends with a newline, which no header may have
         address = os.getpid(), self.settings.base_url.rstrip("/"), key
         if (found := _services.get(address)) is None:
             found = _services.setdefault(address, Service(*address[1:]))
@@ -397,10 +397,9 @@ class Service:
 
 def _failure(error: Exception) -> Reply:
     """Classify an exception of the HTTP client."""
-    status, request = getattr(error, "status_code", None), getattr(error, "request", None)
-    at = ""
-    if request is not None and status in WRONG_ADDRESS:
-        at = f" at {request.url.netloc.decode()}{request.url.path}"
+    status, at = getattr(error, "status_code", None), ""
+    if isinstance(error, openai.APIError) and status in WRONG_ADDRESS:
+        at = f" ({error.request.url.netloc.decode()}{error.request.url.path})"
     if not isinstance(status, int):
         if not is_service_error(error):
             return Reply("nothing", error=error, cost=0.0)

@@ -303,6 +303,8 @@ class ClientRuntime(CallQueue):
                     self._decode(request, kind, message)
                 ended.append(request)
             self._end(ended)
+            if observer.share is not None:
+                observer.share()
         finally:
             self.waking.discard(0)
 
@@ -339,8 +341,6 @@ class ClientRuntime(CallQueue):
             wake_all(wakers.values())
             self._send()
             self._end_if_idle()
-            if observer.share is not None:
-                observer.share()
         except BaseException:
             self.abort(INTERRUPTED, wakers)
             raise

@@ -219,12 +219,13 @@ def _copied(value: object) -> bytes | None:
 
 
 class _ErrorReader(pickle.Unpickler):
-    """Reader of an error that never imports the module `model`."""
+    """Reader of an error that never imports the module `model`, or a part of it."""
 
-    model = ""
+    model: str
 
     def find_class(self, module: str, name: str) -> Any:
-        if module == self.model and module not in sys.modules:
+        is_in_model = f"{module}.".startswith(f"{self.model}.")
+        if is_in_model and self.model not in sys.modules:
             raise ImportError(module)
         return super().find_class(module, name)
 

@@ -127,6 +127,7 @@ class ModelServer:
         self._listener = listener
         self._place = place
         self._linger = math.inf if linger is None else linger
+        self._is_full = False  # whether no descriptor is left for a client
         self._lent = lent  # whether a client that may end lends its standard error
         self._ends_at = time.perf_counter() + max(self._linger, PATIENCE)  # without a client (s)
         self._greeted_by = 0.0  # when all clients that were accepted have greeted (s)
@@ -197,9 +198,12 @@ class ModelServer:
         except BlockingIOError:
             return
         except OSError as error:  # too many files are open
-            logger.warning("%s cannot accept a client: %s", self.name, error)
+            if not self._is_full:
+                logger.warning("%s cannot accept a client: %s", self.name, error)
+            self._is_full = True
             time.sleep(TICK)
             return
+        self._is_full = False
         link.setblocking(True)
         self._greeted_by = time.perf_counter() + GREETING_TIME
         self._ends_at = max(self._ends_at, self._greeted_by)
@@ -212,13 +216,14 @@ class ModelServer:
     def note_end(self) -> None:
         """Note that a client has gone."""
         self._ends_at = max(time.perf_counter() + self._linger, self._greeted_by)
-        self._wake()
         output = select.poll()
-        output.register(2, 0)
-        if self._lent and (not self.sessions or output.poll(0)):  # nobody reads it any more
+        output.register(2, select.POLLOUT)
+        is_broken = any(event & ~select.POLLOUT for _, event in output.poll(0))
+        if self._lent and not self.closing and (is_broken or not self.sessions):
             self._lent = False
             with suppress(OSError):
                 self._place.log_here()
+        self._wake()
 
 
 class Session:

@@ -6,7 +6,6 @@ a copy, or one exception in turn if its class cannot be copied.
 
 from __future__ import annotations
 
-from contextlib import suppress
 from types import MemberDescriptorType
 from typing import Any, Final
 
@@ -61,15 +60,17 @@ def copy_exception(error: BaseException) -> BaseException:
         for each in kind.__mro__:
             for member in vars(each).values():
                 if type(member) is MemberDescriptorType:
-                    with suppress(AttributeError):  # a slot is unset
+                    try:
                         value = member.__get__(error)
-                        if value is None and each.__module__ == "builtins":
-                            continue
-                        try:
-                            member.__set__(twin, value)
-                        except AttributeError:  # a member is read-only
-                            if member.__get__(twin) != value:
-                                return error
+                    except AttributeError:  # a slot is unset
+                        continue
+                    if value is None and each.__module__ == "builtins":
+                        continue
+                    try:
+                        member.__set__(twin, value)
+                    except AttributeError:  # a member is read-only
+                        if member.__get__(twin) != value:
+                            return error
     except BaseException:  # raised by code of the class
         return error
     for member in (_STATE["args"], *_STATE_OF_A_RAISE):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Hashable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final, Literal, TypedDict, get_args
@@ -231,12 +232,13 @@ def takes_arguments(function: Callable[..., Any], count: int) -> bool:
 
 def _length_of(name: str, item: Any) -> int:
     """Return `len(item)` for the function `name`, whose `max_batch_tokens` needs it."""
-    if isinstance(item, Mapping | tuple) or not hasattr(item, "__len__"):
-        raise TypeError(
-            f"{name} has max_batch_tokens, which needs the length of each item, and len() does not "
-            f"tell that of a {type(item).__name__}; pass length=, a function that returns it"
-        )
-    return len(item)
+    with suppress(TypeError):
+        if not isinstance(item, Mapping | tuple):
+            return len(item)
+    raise TypeError(
+        f"{name} has max_batch_tokens, which needs the length of each item, and len() does not "
+        f"tell that of a {type(item).__name__}; pass length=, a function that returns it"
+    )
 
 
 def is_kind(check: Callable[[object], bool], func: object) -> bool:

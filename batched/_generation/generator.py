@@ -188,7 +188,8 @@ class TextGenerator(Continuous[Prompt, _U, str, ...]):
         from .reader import check_names, names_of
 
         of_others = {*StepSettings.__annotations__, "details"}
-        check_names(cls.__name__, settings.keys() - of_others, names_of(GenerationConfig))
+        hint = "; arguments of the model go into model_kwargs"
+        check_names(cls.__name__, settings.keys() - of_others, names_of(GenerationConfig), hint)
         given = dict(model_kwargs or {})
         of_hub = {name: given[name] for name in OF_HUB & given.keys()}
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, **of_hub)

@@ -38,7 +38,7 @@ ALONE: Final = re.compile(r'"dynamic"|"longrope"|"lru_width"|"index_topk": \d')
 longest text, RecurrentGemma, and attention to tokens that an index chooses (HY v4).
 """
 OF_WINDOWS: Final = re.compile("sliding_window$|sliding_window_pattern|max_window_layers")
-"""Settings of windows that `layer_types` describes."""
+"""Settings of windows that layers with places may have."""
 MOST_WINDOW: Final = 8192
 """Longest window that is tried out (tokens)."""
 TOLERANCE: Final = {torch.float32: 1e-4, torch.float64: 1e-6}

@@ -86,12 +86,11 @@ def names_of(config: Any) -> set[str]:
     return names - {"max_length"}
 
 
-def check_names(name: str, given: Iterable[str], known: set[str]) -> None:
-    """Raise a TypeError for the first name that is no setting."""
+def check_names(name: str, given: Iterable[str], known: set[str], hint: str = "") -> None:
+    """Raise a TypeError for the first name that is no setting. `hint` is advice without another."""
     for each in given:
         if each not in known:
-            hint = suggest(each, known) or "; arguments of the model go into model_kwargs"
-            raise TypeError(f"{name} has no setting {each!r}{hint}")
+            raise TypeError(f"{name} has no setting {each!r}{suggest(each, known) or hint}")
 
 
 class PromptReader(PromptPreparation):

@@ -51,6 +51,8 @@ class Predictor:
         room = Room(0, self._engine, inbox.put, None)
         failures = room.failures
         results: dict[int, Any] = {}
+        outside: list[BaseException | str] = []  # errors of rows that failed outside the function
+        worked = False
         room.enter([Row(number, (), dict(row), number) for number, row in enumerate(rows)])
         with self._lock:
             failures.probe, failures.failed, failures.outside = self._known
@@ -64,14 +66,16 @@ class Predictor:
                     if done and failures.probe is None:
                         failures.probe = done[0].next()
                     room.note_ended(ok=len(done), failed=len(dead))
-                    outside = [error for _, phase, error in dead if phase != "inference"]
-                    if outside or done:
-                        failures.note_outside(outside, worked=bool(done))
+                    worked |= bool(done)
+                    outside += [error for _, phase, error in dead if phase != "inference"]
                     room.check()
                     if room.open and not done and not dead:
                         wait = max(0.0, min(1.0, moment - time.perf_counter()))
                         with suppress(queue.Empty):
                             inbox.get(timeout=wait)()
+                if outside or worked:
+                    failures.note_outside(outside, worked=worked)
+                room.check()
             finally:
                 self._known = failures.probe, failures.failed, failures.outside
         return [results[number] for number in range(len(rows))]

@@ -76,7 +76,7 @@ class Snapshot:
     stopped: str = ""
     """Reason for an early end of the run."""
     total_is_estimate: bool = False
-    """Whether `total` is estimated from the begin of the first file."""
+    """Whether `total` is estimated from the beginning of the first file."""
     unreadable: int = 0
     """Rows that could not be read, or not be written to the result: dead letters of no step."""
 

@@ -231,7 +231,8 @@ class Step:
         if isinstance(self.fn, BatchedCallable):
             function = replace(parts_of(self.fn).function, options=options)
         else:
-            func = _call if inspect.isclass(self.fn) else self.fn
+            # its extra arguments may be lists
+            func = _call if inspect.isclass(self.fn) or self.args else self.fn
             function = BatchFunction.of(func, options)
         # further arguments are given where the function is called
         return replace(function, func=_call).parts(bound=False)

@@ -42,7 +42,11 @@ def no_credit(place: str) -> Reply:
 @pytest.mark.parametrize(
     ("reply", "why", "again"),
     [
-        (Reply("x", end="half"), "/chat/completions: Connection error. (RemoteProtocolError", True),
+        (
+            Reply("x", end="half"),
+            "/completions): Connection error. (RemoteProtocolError",
+            True,
+        ),
         (Reply(body=b"<html>busy</html>"), "wrong form, or was cut off: Invalid JSON: exp", True),
         (Reply(body=b"[" * 100_000), "its answer has the wrong form", True),
         (Reply(body={"error": {"message": "overloaded"}}), "with an error: overloaded", True),
@@ -55,7 +59,7 @@ def no_credit(place: str) -> Reply:
         (Reply("", reason="model_length"), "finish_reason 'model_length')", False),
         (Reply("half of it", reason="error"), "it broke the answer off", True),
         (Reply("half of it", reason="abort"), "it broke the answer off", True),
-        (refuse(404), "/v1/chat/completions: not now [request req_0]", False),
+        (refuse(404), "/v1/chat/completions): not now [request req_0]", False),
         (refuse(400), "chat: the service answered 400: not now [request req_0]", False),
         (no_credit("code"), "the service answered 429: no credit", False),
         (no_credit("type"), "the service answered 429: no credit", False),
@@ -194,7 +198,7 @@ def test_a_dead_service_that_never_answered_fails_calls_after_their_attempts(
     assert client.usage.requests <= 3 * 20
     assert sum("requests)" in str(error) for error in errors) <= client.usage.retries
     with pytest.raises(
-        EndpointError, match=r"no answer came at 127.0.0.1.*: Connection error.*\(3 requests\)"
+        EndpointError, match=r"no answer came \(127.0.0.1.*: Connection error.*\(3 requests\)"
     ):
         client("late")
     server.up()
@@ -330,6 +334,6 @@ def test_calls_wait_for_max_wait_s_in_an_outage(server: ChatServer) -> None:
     errors = [future.exception(20) for future in answers]
     assert all(isinstance(error, EndpointError) and error.is_service for error in errors)
     waited = [str(error) for error in errors if "and none was answered for" in str(error)]
-    assert "(max_wait_s=0.5); no answer came at 127.0.0.1:" in waited[0]
+    assert "(max_wait_s=0.5); no answer came (127.0.0.1:" in waited[0]
     server.up()
     assert client("after") == "re: after"

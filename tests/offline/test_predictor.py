@@ -48,6 +48,12 @@ def test_the_size_that_memory_allows_is_remembered_from_call_to_call() -> None:
 
 def test_a_preprocess_that_never_works_ends_the_job() -> None:
     ready = predictor(Counted(), preprocess=lambda _: 1 / 0)
+
+    def invert(number: int) -> float:
+        return 1 / (number % 10)
+
+    some = predictor(lambda items: items, preprocess=invert).rows([{"n": n} for n in range(5000)])
+    assert sum(isinstance(each, ZeroDivisionError) for each in some) == 500
     with pytest.raises(RunStopped, match="no result for any of the last rows.*division by zero"):
         for start in range(0, 1000, 100):
             ready.rows([{"n": number} for number in range(start, start + 100)])

@@ -113,10 +113,12 @@ class TextSource(RowSource):
         path = next(iter(self.files.found))
         with self.files.filesystem.open_input_file(path) as file:
             text = file.read(_BUFFER)
-        if splitext(path)[1] in COMPRESSED or text.lstrip().startswith(b"["):
+        is_list = not self.columns and text.lstrip().startswith(b"[")
+        if splitext(path)[1] in COMPRESSED or is_list:
             return None
         # a value of CSV may have line breaks
-        lines = (re.sub(rb'"[^"]*"', b"", text) if self.columns else text).count(b"\n")
+        quoted = rb'"[^"]*"' if self.columns and self._form.quote == '"' else rb"\Z"
+        lines = re.sub(quoted, b"", text).count(b"\n")
         return self.files.size * lines // len(text) if lines else None
 
     def _read_file(self, path: str, parse: Parser) -> Rows:
