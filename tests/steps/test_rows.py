@@ -97,6 +97,7 @@ def test_a_row_has_one_outcome_and_errors_after_it_are_logged(
     def twice(rows: Rows[int, int]) -> None:
         with pytest.raises(ValueError, match="limit must be at least 1, got 0"):
             rows.join(0)
+        assert rows.leave() == []  # none has joined
         (row,) = rows.join()
         with pytest.raises(TypeError, match="fail takes an exception"):
             row.fail("no")  # type: ignore[arg-type]
