@@ -88,7 +88,7 @@ def panels(made: list[Figure]) -> list[Panel]:
 
 
 def measured(arguments: argparse.Namespace) -> Result:
-    rounds = 1 if arguments.quick else 3 if arguments.check else 5
+    rounds = 1 if arguments.quick else 3
     found = contest(
         lambda peer, settings: questions(peer, settings, arguments),
         rounds,
