@@ -80,7 +80,7 @@ LIBRARIES: dict[str, tuple[Peer, str]] = {
     "datasets.map": (Peer("datasets", "datasets", ""), "`Dataset.map(batched=True)`"),
     "polars": (Peer("polars", "polars", ""), "`LazyFrame.map_batches` into `sink_parquet`"),
     "ray data": (
-        Peer("ray data", "ray", "", "ray[data]"),
+        Peer("ray data", "ray", "", "ray[serve]"),
         "`Dataset.map_batches` with one actor on a local Ray",
     ),
 }

@@ -55,7 +55,7 @@ BATCHES: Final = 4
 GREETING_TIME: Final = 5.0
 """Time for a client to greet (s)."""
 LONGEST: Final = 1e6
-"""Longest wait for an event: selectors refuse some longer ones (s)."""
+"""Longest wait for an event: selectors refuse some longer waits (s)."""
 TICK: Final = 1e-2
 """Interval at which a server that ends looks whether all calls are answered (s)."""
 
@@ -184,7 +184,7 @@ class ModelServer:
         self._bell.close()
 
     def stop(self) -> None:
-        """Answer accepted calls, refuse new ones, and end. Any thread may call this."""
+        """Answer accepted calls, refuse new calls, and end. Any thread may call this."""
         self.closing = True
         self._wake()
 

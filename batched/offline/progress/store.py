@@ -134,14 +134,13 @@ class Progress(Database):
     def committed(self, keys: Sequence[Key]) -> dict[tuple[Key, int], Committed]:
         """Return the committed states of rows with these `keys`, by key and step."""
         found: dict[tuple[Key, int], Committed] = {}
-        with self.use() as conn:
-            for some in windows(keys):
-                rows = conn.execute(
-                    "select key, step, status, chunk, place, input from rows "
-                    f"where key in ({marks(some)})",
-                    some,
-                ).fetchall()
-                found |= {row[:2]: Committed._make(row[2:]) for row in rows}
+        for some in windows(keys):
+            rows = self._query(
+                "select key, step, status, chunk, place, input from rows "
+                f"where key in ({marks(some)})",
+                *some,
+            )
+            found |= {row[:2]: Committed._make(row[2:]) for row in rows}
         return found
 
     @property
@@ -252,14 +251,16 @@ class Progress(Database):
         where = "row >= ? and row < ? and key is not null"
         return dict(self._query(f"select row, key from source where {where}", first, first + size))
 
-    def locate_values(self, first: int, size: int) -> list[tuple[int, int, int, int]]:
+    def locate_values(self, first: int, size: int) -> list[tuple[int, Key, int, int, int]]:
         """Return where the values of `size` rows of the source are, from row `first` on.
 
-        Each entry is a row, a step, the chunk of the value, and its place in the chunk.
+        Each entry is a row, its key, a step, the chunk of the value, which is 0 for a row without
+        values, and its place in the chunk. Rows without a key have no entry.
         """
         return self._query(
-            "select source.row, step, chunk, place from source join rows using (key) "
-            "where source.row >= ? and source.row < ? and status = 'ok'",
+            "select source.row, source.key, ifnull(step, 0), ifnull(chunk, 0), ifnull(place, 0) "
+            "from source left join rows on rows.key = source.key and status = 'ok' "
+            "where source.row >= ? and source.row < ? and source.key is not null",
             *(first, first + size),
         )
 

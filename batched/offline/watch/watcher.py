@@ -69,7 +69,7 @@ class Watcher:
         done, slowest = snapshot.read, 0.0
         for step, meter in zip(snapshot.steps, self._meters, strict=True):
             meter.add(snapshot.seconds, step)
-            done -= step.waiting  # a row that waits in a step waits for all later ones
+            done -= step.waiting  # a row that waits in a step waits for all later steps, too
             rate, left = meter.rate, None
             if snapshot.total is not None and rate:
                 left = slowest = max(slowest, (snapshot.total - done) / rate)
