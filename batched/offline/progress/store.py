@@ -251,16 +251,14 @@ class Progress(Database):
         where = "row >= ? and row < ? and key is not null"
         return dict(self._query(f"select row, key from source where {where}", first, first + size))
 
-    def locate_values(self, first: int, size: int) -> list[tuple[int, Key, int, int, int]]:
+    def locate_values(self, first: int, size: int) -> list[tuple[int, int, int, int]]:
         """Return where the values of `size` rows of the source are, from row `first` on.
 
-        Each entry is a row, its key, a step, the chunk of the value, which is 0 for a row without
-        values, and its place in the chunk. Rows without a key have no entry.
+        Each entry is a row, a step, the chunk of the value, and its place in the chunk.
         """
         return self._query(
-            "select source.row, source.key, ifnull(step, 0), ifnull(chunk, 0), ifnull(place, 0) "
-            "from source left join rows on rows.key = source.key and status = 'ok' "
-            "where source.row >= ? and source.row < ? and source.key is not null",
+            "select source.row, step, chunk, place from source join rows using (key) "
+            "where source.row >= ? and source.row < ? and status = 'ok'",
             *(first, first + size),
         )
 

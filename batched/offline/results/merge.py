@@ -15,10 +15,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from typing import Any, Final
 
 import numpy as np
@@ -26,7 +27,7 @@ import orjson
 import pyarrow as pa
 
 from ...errors import SourceError
-from ..progress.commit import Key, Letter, letter_text
+from ..progress.commit import Letter, letter_text
 from ..progress.store import Progress
 from ..sources.base import Source, Window
 from ..sources.errors import row_name
@@ -93,6 +94,7 @@ class Merge:
         with closing(self.result.create(columns)) as rows:
             read = [*names, *filter(None, [self.key])]
             for window in self.source.windows(read, self._window_rows, required=[]):
+                self._check_rows(window)
                 piece, ok, letters = self._join(window)
                 good += ok
                 note_letters(letters)
@@ -133,21 +135,21 @@ class Merge:
         if None in stored or not all(kind.agree for kind in kinds):
             kinds = [Kinds() for _ in kinds]
             for first in range(0, self.progress.source_rows, self._window_rows):
-                chunks, places, _ = self._locate(first, self._window_rows)
+                chunks, places = self._locate(first, self._window_rows)
                 read = self._read(step, chunks[step], places[step])
                 for kind, column in zip(kinds, read, strict=True):
                     kind.add(read_column(column)[1])
         return [kind.final() for kind in kinds]
 
-    def _check_rows(self, window: Window, noted: Mapping[int, Key]) -> None:
-        """Raise `SourceError` if the run has read other rows; `noted` are their keys."""
+    def _check_rows(self, window: Window) -> None:
+        """Raise `SourceError` if the run has read other rows."""
         first, size = window.first, window.size
         changes = ["it has more rows now"] * (first + size > self.progress.source_rows)
         if self.key is not None:
             keys = keys_of(window, self.key)
             changes += [
                 f"{row_name(row)} had the key {key!r}, and has {keys[row - first]!r} now"
-                for row, key in noted.items()
+                for row, key in self.progress.keys_of_rows(first, size).items()
                 if keys[row - first] != key
             ]
         if changes:
@@ -159,8 +161,7 @@ class Merge:
     def _join(self, window: Window) -> tuple[dict[str, Any], int, list[Letter]]:
         """Return the columns of a window, its good rows, and letters for rows left out."""
         first, size = window.first, window.size
-        chunks, places, keys = self._locate(first, size)
-        self._check_rows(window, keys)
+        chunks, places = self._locate(first, size)
         chunks[:, list(window.faults)] = 0  # of an earlier run, which could read the row
         shown = ok = (chunks > 0).all(0)
         reasons: dict[int, str] = {}
@@ -182,6 +183,7 @@ class Merge:
                     computed[name] = self._fit(window, name, column, rows), back
         odd = sorted([row for row in window.faults if ok[row]])  # found since
         ok[odd] = False
+        keys = self.progress.keys_of_rows(first, size) if odd else {}
         letters = [
             Letter(first + row, keys[first + row], letter_text("output", window.faults[row]))
             for row in odd
@@ -197,16 +199,12 @@ class Merge:
         return piece, int(ok.sum()), letters
 
     def _locate(self, first: int, size: int) -> Any:
-        """Return chunks and places of the values of rows, by step, and the keys of the rows.
-
-        Chunk 0: there is no value.
-        """
-        located = self.progress.locate_values(first, size)
-        rows, keys, *at = list(zip(*located, strict=True)) or [()] * 5
-        row, step, chunk, place = (np.array(each, int) for each in (rows, *at))
+        """Return chunks and places of the values of rows, by step; chunk 0: there is none."""
         found = np.zeros((2, len(self.columns), size), int)
+        flat = list(chain.from_iterable(self.progress.locate_values(first, size)))
+        row, step, chunk, place = np.array(flat, int).reshape(-1, 4).T
         found[:, step, row - first] = chunk, place
-        return *found, dict(zip(rows, keys, strict=True))
+        return found
 
     def _read(self, step: int, chunks: Any, places: Any) -> list[Any]:
         """Return the columns of a step, for the rows that have a value."""
