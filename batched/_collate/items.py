@@ -6,6 +6,7 @@ from collections.abc import Hashable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import chain
+from types import CoroutineType
 from typing import Any, Final
 
 from .._core.scheduler import Batch, Request, Slice
@@ -85,6 +86,10 @@ class ItemCollator(Collator):
         if alone and plain and request.places is None:
             return [rows]
         if not plain:
+            if CoroutineType in map(type, rows):
+                raise BatchFunctionError(
+                    f"{self.name} returned coroutines; return await asyncio.gather(*coroutines)"
+                )
             rows = _own_memory(output, rows, alone=alone)
         parts: list[Any] = []
         end = 0

@@ -375,7 +375,10 @@ def _watch_queues(function: BatchFunction, recorder: Recorder) -> None:
     code = getattr(function.func, "__code__", None)
     if code is not None:
         count, latest = _latest.get(code, (0, Recorder()))
-        count = count + 1 if [*latest.snapshot(0, 0, 0).batch_sizes] == [1] else 0
+        stats = latest.snapshot(0, 0, 0)
+        if stats.calls > stats.cancelled and not stats.batch_sizes:
+            return  # its first batch runs: a later queue will tell
+        count = count + 1 if [*stats.batch_sizes] == [1] else 0
         _latest[code] = count, recorder
         if count == MANY_QUEUES and function.options.policy.batch_size > 1:
             logger.warning(

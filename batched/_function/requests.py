@@ -57,6 +57,8 @@ class ItemRequestParser:
         self._short = name.rpartition(".")[2]
         self.binder = binder
         binder.hint = f"; many items are passed as one list, {self._short}([...])"
+        if parts:
+            binder.hint = f"; one item is a tuple, {self._short}.submit(({', '.join(parts)}))"
         self._length = options.item_length
         self._key = _by_value if options.dedupe is True else options.dedupe
         self._parts = parts  # with `unpack`, names of the parts of an item
@@ -75,17 +77,18 @@ class ItemRequestParser:
         if self._parts:
             if single:
                 return item, args, True
-            if isinstance(item, list):
-                if not args:
-                    return item, args, False
+            if isinstance(item, list) and not args:
+                return item, args, False
+            given = [] if by_keyword else [item, *args]
+            names = self._parts[len(given) :]
+            given += [kwargs.pop(name) for name in names if name in kwargs]
+            if any(isinstance(part, list) for part in given):
                 raise TypeError(
                     f"{self._name} was given a list and further arguments: many items are one list "
                     f"of tuples, {self._short}([({', '.join(self._parts)}), ...]); one tuple with "
                     f"a list in it is submitted, {self._short}.submit((...))"
                 )
-            given = [] if by_keyword else [item, *args]
-            names = self._parts[len(given) :]
-            return (*given, *[kwargs.pop(name) for name in names if name in kwargs]), (), True
+            return tuple(given), (), True
         if by_keyword:
             item = take_item(self._name, self.binder, kwargs)
         if single or type(item) in SINGLE:
@@ -226,8 +229,8 @@ class FeatureRequestParser:
             item, kwargs = (kwargs, {}) if by_keyword else (kwargs.pop(name), kwargs)
         elif not isinstance(item, Mapping):
             raise CollationError(
-                f"{self._name} takes a mapping of features, or features by "
-                f"keyword, got {item!r:.60}"
+                f"{self._name} takes a mapping of features, or features by keyword, got "
+                f"{item!r:.60}; prepare= makes features of other arguments"
             )
         try:
             features = self._parser.parse(item)

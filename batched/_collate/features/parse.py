@@ -150,7 +150,7 @@ class FeatureParser:
         if not is_dense_array or not (hasattr(array, "layout") or type(array).__name__ in PLAIN):
             raise CollationError(
                 f"{self._name}: {name} must be a dense array or tensor, or a list of them, one for "
-                f"each row, got {_describe(array)}; a feature that is None is left out, and "
+                f"each row, got {_describe(array)}; leave out a feature that is None, and "
                 'tokenizers return arrays if told return_tensors="np" or "pt"'
             )
         if not array.ndim:
