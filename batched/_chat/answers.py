@@ -143,7 +143,7 @@ def _read_json(text: str, schema: Any) -> Any:
             except (ValueError, RecursionError) as error:
                 end = getattr(error, "pos", end)  # a part of broken JSON is no answer
                 continue
-            found.append(text[begun.start() : end])
+            found += text[begun.start() : end], json.dumps(value)  # with its line breaks escaped
             if isinstance(value, dict) and [*value] == [LIST]:
                 found.append(json.dumps(value[LIST]))
     errors = []
@@ -152,4 +152,4 @@ def _read_json(text: str, schema: Any) -> Any:
             return schema.model_validate_json(each)
         except ValidationError as error:
             errors.append(error)
-    raise errors[min(1, len(errors) - 1)]
+    raise errors[min(2, len(errors) - 1)]

@@ -19,8 +19,8 @@ class Item:
     """Messages of a chat, or a text."""
     tokens: int
     """Estimated tokens of the content."""
-    most_tokens: int
-    """Most tokens of the answer, or their usual number."""
+    most_tokens: int | None
+    """Most tokens of the answer, if they are known."""
     parameters: Mapping[str, Any] = field(default_factory=dict)
     """Parameters of its requests."""
     given_up: bool = False

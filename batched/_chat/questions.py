@@ -21,7 +21,7 @@ CHARACTERS: Final = 4
 ROLE: Final = 4
 """Tokens around the content of a message, for its role."""
 USUAL_ANSWER: Final = 256
-"""Expected length of an answer without a limit (tokens)."""
+"""Expected length of the first answers, without a limit (tokens)."""
 IMAGE: Final = 1000
 """Tokens of a part of a message without text, for example of an image of medium size."""
 
@@ -49,7 +49,8 @@ class ChatRequests(PromptPreparation):
         self._name = name  # of the client, for messages
         self._settings = settings
         self.prices = settings.prices
-        self._reserved = dict(RESERVED)
+        of_client = "it is set for the client, by client.with_options(...)"
+        self._reserved = dict.fromkeys(vars(settings), of_client) | RESERVED
         if settings.schema is not None:
             self._reserved["response_format"] = "it is made of schema"
         check_parameters(name, AsyncCompletions.create, parameters, self._reserved, vars(settings))
@@ -81,7 +82,7 @@ class ChatRequests(PromptPreparation):
         return Item(
             messages,
             sum(_tokens(message.get("content")) for message in messages),
-            most if isinstance(most, int) else USUAL_ANSWER,
+            most if isinstance(most, int) else None,
             parameters,
         )
 
@@ -126,9 +127,11 @@ def check_parameters(
         if parameter in reserved:
             raise TypeError(f"{name}: {parameter} cannot be set; {reserved[parameter]}")
         if parameter not in taken and parameter not in known:
-            hint = suggest(parameter, {*taken, *known} - {*reserved})
-            hint = hint or "; parameters of this service alone go into extra_body={...}"
-            raise TypeError(f"{name}: the service has no parameter {parameter!r}{hint}")
+            hint = suggest(parameter, {*taken, *known} - {*RESERVED})
+            raise TypeError(
+                f"{name}: the service has no parameter {parameter!r}{hint}; parameters of this "
+                "service alone go into extra_body={...}"
+            )
 
 
 def _response_format(schema: Any) -> dict[str, Any]:

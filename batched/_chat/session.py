@@ -1,6 +1,6 @@
 """Services and their clients: the requests of one process.
 
-1. A service is an address and a key. All its clients share its limits, and the strictest setting of
+1. A service is an address and a key. All its clients share its limits, and the strictest rate of
    any client applies. A session is one client of a service.
 2. A request has the items of one batch. Requests are sent in the order in which they begin to wait.
    If others wait, or were sent since, a refused request goes after them: their answers show whether
@@ -47,7 +47,7 @@ from ..errors import EndpointError
 from .answers import Tokens, Unusable, message_of, read_answer
 from .items import Item, Reply, Request
 from .limits import Limits
-from .questions import CHARACTERS
+from .questions import CHARACTERS, USUAL_ANSWER
 from .runtime import clients_loop
 
 REFUSALS: Final = (429, 503)
@@ -67,7 +67,7 @@ TOO_LARGE: Final = (413, 422)
 NO_CREDIT: Final = "insufficient_quota"
 """Code, or type, of a 429 that no wait resolves."""
 CORRECTION: Final = (
-    "The JSON does not fit: {}. Answer with the corrected JSON, and with nothing else."
+    "The answer is wrong: {}. Answer with the corrected JSON, and with nothing else."
 )
 """Message to the model after JSON that does not fit."""
 CONNECT: Final = 4.0
@@ -107,6 +107,7 @@ class Session:
         self.counts = Counts()
         self.spent = 0.0  # cost of all requests so far
         self.largest = 0  # most items of a request that was answered
+        self.usual = USUAL_ANSWER  # tokens of an answer without a limit
 
     @property
     def service(self) -> Service:
@@ -190,7 +191,8 @@ class Session:
 
     def tokens(self, items: list[Item]) -> tuple[int, int]:
         """Estimate the tokens of a request, and of its answer."""
-        return sum(item.tokens for item in items), sum(item.most_tokens for item in items)
+        most = [self.usual if each.most_tokens is None else each.most_tokens for each in items]
+        return sum(item.tokens for item in items), sum(most)
 
     def cost(self, prompt: float, answer: float) -> float:
         """Return the cost of tokens; 0 without prices."""
@@ -233,6 +235,7 @@ class Session:
                 if written is None:  # of embeddings: their estimate is 0
                     written = self.tokens(items)[1]
                 self.counts.completion_tokens += written
+                self.usual = max(self.usual, written)
                 reply.tokens = usage.prompt_tokens + written
                 reply.cost = self.cost(usage.prompt_tokens, written)
             reply.results = self.kind.read(answer, items, reply.request_id)
@@ -251,6 +254,7 @@ class Service:
         self._address = base_url, key
         self._sessions: WeakSet[Session] = WeakSet()
         self._joining = threading.Lock()  # held while a session joins
+        self._joined = 0  # sessions to which the limits were last set
         self._waiting: dict[Request, None] = {}  # in the order of their turns
         self._running: dict[Request, None] = {}
         self._timer: asyncio.TimerHandle | None = None  # admits waiting requests
@@ -258,16 +262,18 @@ class Service:
         self._told: float | None = None  # beginning of the silence that a warning told (s)
 
     def join(self, session: Session) -> None:
-        """Apply the strictest limits of all sessions."""
-        if session in self._sessions:
+        """Apply the strictest rates of all sessions; each keeps to its own `max_workers`."""
+        if session in self._sessions and len(self._sessions) == self._joined:
             return
         with self._joining:
             self._sessions.add(session)
-            bounds: list[Any] = []
-            for name in ("max_workers", "requests_per_minute", "tokens_per_minute"):
-                stated = [getattr(each.settings, name) for each in self._sessions]
-                bounds.append(min(filter(None, stated), default=None))
-            self.limits.allow(*bounds)
+            settings = [each.settings for each in self._sessions]
+            self._joined = len(settings)
+            rates: list[Any] = []
+            for name in ("requests_per_minute", "tokens_per_minute"):
+                stated = [getattr(each, name) for each in settings]
+                rates.append(min(filter(None, stated), default=None))
+            self.limits.allow(max(each.max_workers for each in settings), *rates)
 
     @cached_property
     def _http(self) -> Any:

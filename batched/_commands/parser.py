@@ -252,6 +252,9 @@ def _add_run_options(parser: _Parser) -> None:
         "--keep", type=_names, metavar="A,B", help="columns of the source in the result (all)"
     )
     parser.add_argument(
+        "--limit", type=_at_least(1), metavar="N", help="rows that are read, for a trial (all)"
+    )
+    parser.add_argument(
         "--keep-failed",
         dest="failed",
         action="store_const",

@@ -16,6 +16,7 @@ from typing import Any, Final
 import orjson
 from rich.console import Console
 
+from .._services.failures import error_text
 from ..errors import BatchedError, RunLocked, RunStopped
 from ..offline import Auto, Pipeline, Ray, Report, Step, export
 from ..offline.progress.store import Progress
@@ -55,6 +56,7 @@ def run(args: argparse.Namespace) -> int:
                 resume_step=args.resume_step,
                 on_mismatch=args.on_mismatch,
                 keep=args.keep,
+                limit=args.limit,
                 failed=args.failed,
                 progress=args.progress,
                 overwrite=args.overwrite,
@@ -62,6 +64,8 @@ def run(args: argparse.Namespace) -> int:
             )
     except RunStopped as stopped:
         _print_report(stopped.report, args)
+        if stopped.__cause__:
+            _print_error(error_text(stopped.__cause__).traceback)
         _print_error(_way_on(args))
         return FAILED
     except KeyboardInterrupt:

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 
 from .._core.checks import check_whole, suggest
 from .._services.failures import error_text
-from ..errors import RunMismatch, RunStopped, SourceError
+from ..errors import ResultError, RunMismatch, RunStopped, SourceError
 from .checks import check_amount
 from .engines.cluster import Ray
 from .engines.row_threads import ROW_THREADS
@@ -153,7 +153,11 @@ class Pipeline:
         asked = 0 if resume_from_last is False else len(steps)  # first step to be computed anew
         if resume_step is not None:
             asked = self._find(resume_step)
+        if not isinstance(key, str | None):
+            raise TypeError(f"key must be the name of one column, got {key!r}")
         path = progress_path(dest, progress)
+        if not path.parent.is_dir():
+            raise ResultError(f"there is no folder {path.parent}")
         spool = path.with_name(f"{path.name}.input")
         with (
             closing(Progress(path)) as store,
@@ -277,8 +281,8 @@ def _first_to_compute(
         return min(first, old), old
     if why is not None and not first >= asked < len(now):
         raise RunMismatch(
-            f"the progress file holds results of other steps: {why}; {ways}another dest leaves "
-            "them alone"
+            f"the progress file holds results of other steps: {why}; {ways}another result file "
+            "leaves them alone"
         )
     return first, old
 

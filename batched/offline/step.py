@@ -133,11 +133,12 @@ class Step:
             ("kwargs", Mapping, "a dict"),
             ("version", str | int | None, "a text or a number"),
             ("retry", Retry, "an offline.Retry"),
+            ("processes", bool, "True or False, and workers= is their number"),
         ):
             if not isinstance(given[which], kind):
                 raise TypeError(f"step {name!r}: {which} must be {noun}, got {given[which]!r}")
         for which in ("input", "output"):
-            if isinstance(given[which], str):
+            if isinstance(given[which], str) or not isinstance(given[which], Iterable):
                 given[which] = (given[which],)
             elif not isinstance(given[which], Mapping):
                 given[which] = tuple(given[which])
@@ -161,8 +162,9 @@ class Step:
         if self.preprocess is None and isinstance(self.fn, BatchedCallable):
             given["preprocess"] = preparation_of(self.fn)
         for which in ("preprocess", "postprocess", "route", "where"):
-            if given[which] is not None and not callable(given[which]):
-                raise TypeError(f"step {name!r}: {which} must be a function, got {given[which]!r}")
+            func = given[which]
+            if func is not None and (not callable(func) or inspect.iscoroutinefunction(func)):
+                raise TypeError(f"step {name!r}: {which} must be a plain function, got {func!r}")
         if self.processes and self.is_coroutine:
             raise TypeError(f"step {name!r}: a coroutine function runs on a loop, not in processes")
         if in_steps(self.fn) and isinstance(self.batch_size, Auto):
@@ -247,9 +249,11 @@ class Step:
         try:
             signature_of(func).bind(*first, *self.args, **self.kwargs)
         except TypeError as error:
+            where = "to the constructor" if is_class else "after the list"
+            if isinstance(self.fn, BatchedCallable):
+                where = f"{where}; settings of a client or generator by with_options(...)"
             raise TypeError(
-                f"step {self.name!r}: {error}; args= and kwargs= are given "
-                f"{'to the constructor' if is_class else 'after the list'}"
+                f"step {self.name!r}: {error}; args= and kwargs= are given {where}"
             ) from None
         if is_class and not any("__call__" in vars(each) for each in func.__mro__):
             raise TypeError(

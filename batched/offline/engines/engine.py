@@ -216,10 +216,14 @@ class Engine:
         worker, began = self._worker(), perf_counter()
         searched = any(request.owner is SEARCHED for request, _, _ in batch.slices)
         failures, works, given_up = 0, False, False
+        # a function may change its dicts, and a search calls it for them again
+        copies = len(self.step.inputs) > 1 and not (self.takes_features or self.step.preprocess)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             nonlocal works
             self._begin(worker)
+            if copies:
+                args = [{**row} for row in args[0]], *args[1:]
             try:
                 output = worker.call(*args, **kwargs)
             except BaseException:

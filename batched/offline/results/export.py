@@ -69,6 +69,8 @@ def _refuse(letters: Sequence[Letter]) -> None:
 
 def progress_path(dest: str | PathLike[str], progress: str | PathLike[str] | None) -> Path:
     """Return the absolute path of the progress file of runs to `dest`, or of `progress`."""
+    if not isinstance(progress, str | PathLike | None):
+        raise TypeError(f"progress must be the path of the progress file, got {progress!r}")
     name = f"{str(dest).rstrip('/')}.progress" if progress is None else str(progress)
     if is_remote(name):
         raise ResultError(

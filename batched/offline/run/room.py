@@ -211,7 +211,7 @@ class Room:
                 if self.engine.options.dedupe:  # equal rows share it
                     output = deepcopy(output)
                 output = self.step.postprocess(output)
-            keeps = self._where is None or self._where(output, {**row.values})
+            keeps = self._where is None or bool(self._where(output, {**row.values}))
         except BaseException as error:
             return Unfit("postprocess", error)
         return output if keeps else FILTERED

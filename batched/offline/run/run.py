@@ -88,7 +88,9 @@ class Run:
         self.tally = Tally(max_failed)
         # clients with a budget, which is that of the run, by the steps that call them
         self._clients: dict[str, Any] = {
-            step.name: step.fn for step in plan.steps if hasattr(step.fn, "spent")
+            step.name: step.fn
+            for step in plan.steps
+            if isinstance(getattr(step.fn, "spent", None), int | float)
         }
         spent = progress.get("spent") or {}
         for name, client in self._clients.items():

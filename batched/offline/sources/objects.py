@@ -103,6 +103,8 @@ def open_object(source: Any, spool: Path, limit: int) -> Source:
         return scan(name, source)
     if hasattr(source, "lazy"):  # of polars
         source = source.lazy().collect().to_arrow()  # which has no views of text
+    if package == "pandas" and {*source.index.names} - {None, *getattr(source, "columns", ())}:
+        source = source.reset_index()  # a named index is a column
     if hasattr(source, "__arrow_c_stream__"):
         with refusing(lambda: f"{name}, as a stream of Arrow,"):
             reader = pa.RecordBatchReader.from_stream(source)

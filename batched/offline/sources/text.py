@@ -235,4 +235,4 @@ def _fault_of(text: str) -> str:
     return ""
 
 
-_ENCODINGS: Final = "encoding='latin-1') reads Latin-1, and 'utf-16' UTF-16"
+_ENCODINGS: Final = "encoding='cp1252') reads Excel's, 'latin-1' Latin-1, 'utf-16' UTF-16"
