@@ -63,8 +63,8 @@ class Unpadding:
                 logger.warning(
                     "%s: axis %d of %s varies and follows no feature, so calls of different length "
                     "run apart. unpad=False keeps all axes whole, for callers to cut; unpad={...} "
-                    "declares the feature that an axis follows. If an axis is as long as the batch has "
-                    "rows, callers get data of each other",
+                    "declares the feature that an axis follows. If an axis is as long as the batch "
+                    "has rows, callers get data of each other",
                     self.name,
                     axis,
                     describe(path),
