@@ -42,6 +42,10 @@ FIRST_PAUSE: Final = 0.2
 """First pause of the breaker, and after a refusal that names no moment (s)."""
 MOST_PAUSE: Final = 16.0
 """Longest pause of the breaker, and after refusals that name no moment (s)."""
+STEADY_PAUSES: Final = 10
+"""Pauses of the length that a service names, for which the limit is not raised after it."""
+MOST_STEADY: Final = 60.0
+"""Longest time for which the limit is not raised (s)."""
 MOST_FAILURES: Final = 5
 """Failures in a row that open the breaker."""
 SPREAD: Final = 0.05
@@ -160,6 +164,7 @@ class Limits:
         self._tokens: Budget | None = None
         self._probing = False
         self._lowered = -inf  # moment of the last decrease of the limit (s)
+        self._steady_until = -inf  # moment before which the limit is not raised (s)
         self._round = 0  # answers since the last change of the limit
         self.has_answered = False  # whether the service has answered any request so far
         # moments of sending of the last requests, and whether they were refused
@@ -261,7 +266,7 @@ class Limits:
         self._refusals = 0
         self.silent_since = now if self.held_until > now else None
         if outcome == "answer":
-            self._raise(permit)
+            self._raise(permit, now)
 
     def is_own(self, sent: float) -> bool:
         """Return whether a refusal means its request alone, whose last attempt was `sent`."""
@@ -279,12 +284,12 @@ class Limits:
     def _later(self, sent: float) -> list[bool]:
         return [refused for moment, refused in self._recent if moment > sent]
 
-    def _raise(self, permit: Permit) -> None:
+    def _raise(self, permit: Permit, now: float) -> None:
         """Raise the limit, or narrow the spacing, if an answer is the last of its round."""
         self._borne = max(self._borne, permit.running)
         self._answers += 1
         self._round += 1
-        if self._round >= self.limit:
+        if self._round >= self.limit and now >= self._steady_until:
             self.limit = min(self.most, self.limit + 1)
             self._round = 0
         self._calm += 1
@@ -322,6 +327,7 @@ class Limits:
     def _hold(self, sent: float, now: float, asked: float | None) -> None:
         """Hold all requests for the pause after a refusal."""
         if asked:
+            self._steady_until = now + min(STEADY_PAUSES * asked, MOST_STEADY)
             pause = asked * (1 + SPREAD * self._random())
             self._since += max(0.0, now + pause - max(now, self.held_until))
         elif sent > self.held_until:  # the first refusal since the last pause
