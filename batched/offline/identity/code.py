@@ -173,6 +173,9 @@ class _Reader:
         elif isinstance(value, set | frozenset):
             yield from sorted(map(self._describe, value))
         elif meaning := _meaning(value):
+            with contextlib.suppress(ValueError, AttributeError):  # not of a client or generator
+                for each, part in json.loads(meaning).items():
+                    self.add(f"its {each!r}", part)
             yield meaning
         elif is_own:
             yield self._describe(kind)
