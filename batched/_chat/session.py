@@ -107,7 +107,7 @@ class Session:
         self.counts = Counts()
         self.spent = 0.0  # cost of all requests so far
         self.largest = 0  # most items of a request that was answered
-        self.usual = USUAL_ANSWER  # tokens of an answer without a limit
+        self.longest = USUAL_ANSWER  # tokens of the longest answer so far
 
     @property
     def service(self) -> Service:
@@ -189,9 +189,9 @@ class Session:
         parts = [self._ask(part, whole) for part in (items[:half], items[half:])]
         return [*chain.from_iterable(await asyncio.gather(*parts))]
 
-    def tokens(self, items: list[Item]) -> tuple[int, int]:
-        """Estimate the tokens of a request, and of its answer."""
-        most = [self.usual if each.most_tokens is None else each.most_tokens for each in items]
+    def tokens(self, items: list[Item], usual: int = USUAL_ANSWER) -> tuple[int, int]:
+        """Estimate the tokens of a request, and of its answer; `usual`: of one without a limit."""
+        most = [usual if each.most_tokens is None else each.most_tokens for each in items]
         return sum(item.tokens for item in items), sum(most)
 
     def cost(self, prompt: float, answer: float) -> float:
@@ -235,7 +235,7 @@ class Session:
                 if written is None:  # of embeddings: their estimate is 0
                     written = self.tokens(items)[1]
                 self.counts.completion_tokens += written
-                self.usual = max(self.usual, written)
+                self.longest = max(self.longest, written)
                 reply.tokens = usage.prompt_tokens + written
                 reply.cost = self.cost(usage.prompt_tokens, written)
             reply.results = self.kind.read(answer, items, reply.request_id)
@@ -316,7 +316,8 @@ class Service:
             if ready > now:
                 when = min(when, ready)
                 break
-            cost, most = session.cost(prompt, answer), session.settings.max_cost
+            cost = session.cost(*session.tokens(request.items, session.longest))
+            most = session.settings.max_cost
             running = [each.cost for each in self._running if each.session is session]
             if most is not None and session.spent + sum(running) + cost > most:
                 if not running:  # their true cost may be less
