@@ -1,8 +1,7 @@
 """Fixtures of the contract suite.
 
 A test with the fixture `stage` runs in seven scenarios, and with `-m matrix` in seven more.
-A test with `numbers` runs for plain items and, in five scenarios, for features: for all four
-decorators. The fixture `together` makes calls of features that share batches.
+The fixture `together` makes calls of features that share batches.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import pytest
 import batched._function.batched as batched_functions
 from batched._core.capacity import Capacity
 from feature_stage import Make, Together, unchanged
-from number_stage import FeatureNumberStage, NumberStage
 from stage import SCENARIOS, Scenario, Stage
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -39,17 +37,6 @@ USUAL = (
     Scenario("aio-connect", "asyncio"),
 )
 """Scenarios that run each time. The remaining seven differ only in how a loop is posted to."""
-
-WITH_FEATURES = (
-    Scenario("threads", "asyncio"),
-    Scenario("acall", "asyncio"),
-    Scenario("aio-sync", "asyncio"),
-    Scenario("aio-coroutine", "trio"),
-    Scenario("connect", "asyncio"),
-)
-"""Scenarios with features: each kind of caller and of function. No code depends on both a loop and
-features.
-"""
 
 
 @pytest.hookimpl(wrapper=True)
@@ -78,20 +65,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    kept = []
     for item in items:
         params = item.callspec.params if hasattr(item, "callspec") else {}
         scenario = params.get("scenario", USUAL[0])
-        if params.get("numbers") is FeatureNumberStage and scenario not in WITH_FEATURES:
-            continue
-        if scenario.kind.endswith("connect") and sys.platform == "win32":
-            continue
         if scenario not in USUAL:
             item.add_marker("matrix")
-        if scenario.kind.endswith("connect") or params.get("numbers") is FeatureNumberStage:
-            item.add_marker("once")  # neither the socket nor padding depends on the Python
-        kept.append(item)
-    items[:] = kept
+        if scenario.kind.endswith("connect"):
+            item.add_marker("once")  # the socket depends on no Python
+            no_sockets = sys.platform == "win32"
+            item.add_marker(pytest.mark.skipif(no_sockets, reason="there are no Unix sockets"))
 
 
 @pytest.fixture(autouse=True)
@@ -116,15 +98,6 @@ def anyio_backend(scenario: Scenario) -> tuple[str, dict[str, Any]]:
 @pytest.fixture
 async def stage(scenario: Scenario, anyio_backend: object) -> AsyncIterator[Stage]:
     stage = Stage(scenario)
-    yield stage
-    await stage.close()
-
-
-@pytest.fixture(params=[NumberStage, FeatureNumberStage], ids=["items", "features"])
-async def numbers(
-    request: pytest.FixtureRequest, scenario: Scenario, anyio_backend: object
-) -> AsyncIterator[NumberStage]:
-    stage: NumberStage = request.param(scenario)
     yield stage
     await stage.close()
 

@@ -33,11 +33,6 @@ def test_the_table_of_rooms_names_each_room_once() -> None:
     )
 
 
-@functools.cache
-def text_of(path: str) -> str:
-    return (ROOT / path).read_text()
-
-
 def test_every_guarantee_has_its_tests() -> None:
     text = page("guarantees.md")
     promises = re.findall(r"^- .*?(?=^- |^## |\Z)", text, re.MULTILINE | re.DOTALL)
@@ -47,7 +42,7 @@ def test_every_guarantee_has_its_tests() -> None:
         assert tests, promise
         for path, test in tests:
             made = rf"^(async )?(def )?{test}( =|\()"  # a function, or a state machine's case
-            assert re.search(made, text_of(path), re.MULTILINE), f"{path}::{test}"
+            assert re.search(made, (ROOT / path).read_text(), re.MULTILINE), f"{path}::{test}"
 
 
 @functools.cache

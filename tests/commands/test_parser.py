@@ -5,20 +5,13 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 import batched
 from batched import cli
-
-ROOT = Path(__file__).parents[2]
-
-
-def run(*command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *command], capture_output=True, text=True, timeout=50, check=False
-    )
+from pages import ROOT
+from stage import python
 
 
 def ended(capsys: pytest.CaptureFixture[str], *command: str) -> tuple[object, str, str]:
@@ -28,16 +21,9 @@ def ended(capsys: pytest.CaptureFixture[str], *command: str) -> tuple[object, st
     return end.value.code, *capsys.readouterr()
 
 
-def test_the_command_line_loads_no_package_before_a_command_needs_it() -> None:
-    code = "import sys, batched.cli; print(*{name.partition('.')[0] for name in sys.modules})"
-    loaded = set(run("-c", code).stdout.split())
-    assert "batched" in loaded
-    assert not loaded & {"numpy", "rich", "matplotlib", "pyarrow", "torch", "transformers"}
-
-
 @pytest.mark.once
 def test_without_a_command_the_help_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    plain = run("-m", "batched")
+    plain = subprocess.run([sys.executable, "-m", "batched"], capture_output=True, text=True)
     assert plain.returncode == 0
     with pytest.raises(SystemExit):
         cli.main(["--help"], prog="python -m batched")
@@ -87,7 +73,7 @@ def test_serve_without_unix_sockets_is_refused_in_one_sentence() -> None:
         "import socket, sys; sys.modules['fcntl'] = None; vars(socket).pop('send_fds', None); "
         "from batched.cli import main; sys.exit(main(['serve', 'm:f', '--socket', 's']))"
     )
-    refused = run("-c", code)
+    refused = python(code, "-W", "ignore")
     assert refused.returncode == 2
     assert refused.stderr == (
         "batched serve: OSError: batched serve needs Unix sockets, which Linux and macOS have, and "
@@ -110,7 +96,7 @@ def test_a_missing_package_is_named_with_its_extra(command: str, extra: str, pac
         f"import sys; sys.modules[{package!r}] = None; from batched.cli import main; "
         f"sys.exit(main({command.split()}))"
     )
-    missing = run("-c", code)
+    missing = python(code, "-W", "ignore")
     assert missing.returncode == 2
     assert missing.stderr == (
         f"batched {command.partition(' ')[0]}: this command needs {package}, which is not "

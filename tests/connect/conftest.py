@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,8 @@ import batched
 @pytest.fixture
 def short_path() -> Iterator[Path]:
     """Return a temporary folder whose path leaves room for the name of a socket."""
-    path = tempfile.mkdtemp(prefix="b")
-    yield Path(path)
-    shutil.rmtree(path, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="b", ignore_cleanup_errors=True) as path:
+        yield Path(path)
 
 
 @pytest.fixture
@@ -39,36 +37,36 @@ def folder(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.fixture
+def modules(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder whose modules all processes of this test can import."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
 def connected(folder: Path) -> Iterator[Callable[..., Any]]:
     """Return a maker of functions that are connected to `served_model`. Close them in the end."""
-    made: list[Any] = []
+    with ExitStack() as ends:
 
-    def connect(name: str = "double", kind: Any = batched.connect, **settings: Any) -> Any:
-        made.append(kind(f"served_model:{name}", **{"linger_s": 1, **settings}))
-        return made[-1]
+        def connect(name: str = "double", kind: Any = batched.connect, **settings: Any) -> Any:
+            made = kind(f"served_model:{name}", **{"linger_s": 1, **settings})
+            ends.callback(made.shutdown, wait=False, cancel_futures=True)
+            return made
 
-    yield connect
-    for each in made:
-        each.shutdown(wait=False, cancel_futures=True)
+        yield connect
 
 
 @pytest.fixture
 def served(folder: Path) -> Iterator[Callable[..., Any]]:
-    """Serve functions on sockets of this process. Stop the servers in the end.
+    """Return a maker of functions that are connected to servers in this process. End them all."""
+    with ExitStack() as ends:
 
-    The fixture returns a maker of connected functions.
-    """
-    servers: list[Served] = []
-    made: list[Any] = []
+        def serve(function: Any = None, **settings: Any) -> Any:
+            server = Served(function or batched.dynamically(lambda items: items))
+            ends.callback(server.stop)
+            made: Any = batched.connect(server.address, **settings)
+            ends.callback(made.shutdown, wait=False, cancel_futures=True)
+            made.served = server
+            return made
 
-    def serve(function: Any, kind: Any = batched.connect, **settings: Any) -> Any:
-        servers.append(Served(function))
-        made.append(kind(servers[-1].address, **settings))
-        made[-1].served = servers[-1]
-        return made[-1]
-
-    yield serve
-    for each in made:
-        each.shutdown(wait=False, cancel_futures=True)
-    for server in servers:
-        server.stop()
+        yield serve

@@ -8,6 +8,7 @@ import gc
 import math
 import os
 import pickle
+import re
 import signal
 import socket
 import subprocess
@@ -18,6 +19,8 @@ import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from http.client import HTTPConnection
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -29,7 +32,8 @@ import batched
 from batched._connect.place import Place
 from batched.cli import main
 from batched.errors import BatcherClosed, QueueFull, QueueTimeout, RemoteError, ServerGone
-from stage import BOUND, Turnstile, python, wait_until
+from pages import ROOT, blocks
+from stage import BOUND, Turnstile, interrupted_once, python, wait_until
 
 Connect = Callable[..., Any]
 
@@ -44,22 +48,15 @@ def test_a_system_without_unix_sockets_is_refused(monkeypatch: pytest.MonkeyPatc
         batched.connect("served_model:double")
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("batch_size", "of a client; it belongs to the function"),
-        ("linger", "did you mean 'linger_s'"),
-    ],
-)
-def test_a_client_refuses_the_settings_of_a_function(name: str, message: str) -> None:
+def test_a_client_refuses_the_settings_of_a_function() -> None:
     connect: Any = batched.connect
-    with pytest.raises(TypeError, match=f"there is no setting '{name}'.*{message}"):
-        connect("served_model:double", **{name: 8})
+    refused = {"batch_size": "it belongs to the function", "linger": "did you mean 'linger_s'"}
+    for name, message in refused.items():
+        with pytest.raises(TypeError, match=f"there is no setting '{name}'.*{message}"):
+            connect("served_model:double", **{name: 8})
 
 
-def test_items_may_be_passed_by_their_name_and_wrong_arguments_are_refused(
-    connected: Connect,
-) -> None:
+def test_items_may_be_passed_by_name_and_other_arguments_are_refused(connected: Connect) -> None:
     double = connected()
     assert double(items=["a"]) == ["aa"]
     with pytest.raises(TypeError, match="unexpected keyword argument"):
@@ -69,22 +66,14 @@ def test_items_may_be_passed_by_their_name_and_wrong_arguments_are_refused(
 
 
 def test_a_coroutine_function_runs_in_a_process(connected: Connect) -> None:
-    awaited = connected("awaited", batched.aio.connect)
-
-    async def main() -> Any:
-        return await asyncio.gather(*map(awaited, range(3)))
-
-    assert asyncio.run(main()) == [0, 1, 2]
+    assert connected("awaited")(["a", "b"]) == ["a", "b"]
 
 
 @pytest.mark.once
-def test_clients_that_call_first_at_the_same_moment_share_one_process(
-    connected: Connect, folder: Path
-) -> None:
+def test_clients_that_call_first_at_the_same_moment_share_one_process(folder: Path) -> None:
     code = """
-        import batched, sys
-        pid = batched.connect("served_model:pids", linger_s=1)(0)
-        print(pid)
+        import batched
+        print(batched.connect("served_model:pids", linger_s=1)(0))
         """
     with ThreadPoolExecutor(3) as threads:
         ended = list(threads.map(lambda _: python(code), range(3)))
@@ -103,9 +92,8 @@ def test_a_process_ends_with_its_last_client_and_leaves_no_file(folder: Path) ->
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("linger", [1e7, math.inf])
-def test_a_process_may_wait_for_clients_for_ever(connected: Connect, linger: float) -> None:
-    client = connected("pids", linger_s=linger)
+def test_a_process_may_wait_for_clients_for_ever(connected: Connect) -> None:
+    client = connected("pids", linger_s=math.inf)
     pid = client(0)
     client.shutdown()
     assert connected("pids")(0) == pid
@@ -133,25 +121,21 @@ def test_after_the_death_of_the_process_calls_end_and_the_next_call_starts_anoth
 
 
 def test_a_callback_that_waits_for_its_own_thread_is_refused(connected: Connect) -> None:
-    double, told = connected(), []
+    double, refused = connected(), threading.Event()
 
     def call(_: Any) -> None:
-        try:
+        with pytest.raises(RuntimeError, match="would wait for itself"):
             double(2)
-        except RuntimeError as error:
-            told.append(str(error))
+        refused.set()
 
     double.submit(1).add_done_callback(call)
-    wait_until(lambda: bool(told))
-    assert "would wait for itself" in told[0]
+    assert refused.wait(BOUND)
     assert double(3) == 6
 
 
 @pytest.mark.once
-def test_a_process_whose_module_forks_serves_at_once(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "forking.py").write_text(
+def test_a_process_whose_module_forks_serves_at_once(folder: Path, modules: Path) -> None:
+    (modules / "forking.py").write_text(
         "import os, time, batched\n"
         "if not os.fork():\n"
         "    time.sleep(600)\n"
@@ -159,7 +143,6 @@ def test_a_process_whose_module_forks_serves_at_once(
         "@batched.dynamically\n"
         "def call(items): return items\n"
     )
-    monkeypatch.syspath_prepend(str(tmp_path))
     call: Any = batched.connect("forking:call", linger_s=0)
     assert call.submit(1).result(BOUND) == 1
     call.shutdown()
@@ -167,9 +150,7 @@ def test_a_process_whose_module_forks_serves_at_once(
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_a_forked_process_has_a_connection_of_its_own_and_keeps_its_arrays(
-    connected: Connect,
-) -> None:
+def test_a_fork_has_a_connection_of_its_own_and_keeps_its_arrays(connected: Connect) -> None:
     pytest.importorskip("numpy")
     ended = python(
         """
@@ -208,13 +189,12 @@ def test_metrics_of_the_process_are_on_the_page_of_a_client(
         import time
         import batched
         import batched.metrics
-        from prometheus_client import CollectorRegistry
-        from prometheus_client.multiprocess import MultiProcessCollector
+        from prometheus_client import CollectorRegistry, multiprocess
 
         double = batched.connect("served_model:double", linger_s=1)
         registry = CollectorRegistry()
         batched.metrics.prometheus(registry=registry)
-        MultiProcessCollector(registry)
+        multiprocess.MultiProcessCollector(registry)
         assert double([1, 2, 3]) == [2, 4, 6]
         while registry.get_sample_value("batched_items_total", {"function": "double"}) != 3:
             time.sleep(0.01)  # the model process writes its counts a moment later
@@ -269,9 +249,6 @@ def test_a_pickled_function_connects_wherever_it_arrives(connected: Connect) -> 
     assert twin.options["max_queue_size"] == 7
     assert twin(5) == 10
     twin.shutdown()
-
-
-# --- errors
 
 
 class Picky(Exception):
@@ -335,42 +312,23 @@ def test_what_cannot_be_sent_or_read_is_an_error_of_its_call(served: Connect) ->
     assert connected("a") == "a"
 
 
-# --- callers of one process, who read answers for each other
-
-
-class Interruption(Exception):
-    """Exception of a signal handler."""
-
-
 def test_a_caller_that_is_interrupted_lets_another_one_read(served: Connect) -> None:
     turnstile = Turnstile()
     call = served(batched.dynamically(batch_size=1)(turnstile))
+    later: list[Any] = []
 
-    def interrupt(*_: object) -> None:
-        raise Interruption
-
-    before = signal.signal(signal.SIGUSR1, interrupt)
-    main = threading.main_thread().ident
-    assert main is not None
-
-    def other() -> Any:
+    def another_waits() -> None:
         wait_until(lambda: turnstile.batches == [[1]])
-        future = threads.submit(call, 2)
+        later.append(threads.submit(call, 2))
         wait_until(lambda: call.client_stats.sent == 2)
-        signal.pthread_kill(main, signal.SIGUSR1)
-        return future
 
-    try:
-        with ThreadPoolExecutor(2) as threads:
-            later = threads.submit(other)
-            with pytest.raises(Interruption):
-                call(1)
-            turnstile.let_through(2)
-            error = later.result(BOUND).exception(BOUND)
-            # if the handler broke in before the caller waited, the connection has ended
-            assert error is None or isinstance(error, ServerGone)
-    finally:
-        signal.signal(signal.SIGUSR1, before)
+    with ThreadPoolExecutor(1) as threads:
+        with interrupted_once(another_waits):
+            call(1)
+        turnstile.let_through(2)
+        error = later[0].exception(BOUND)
+        # if the handler broke in before the caller waited, the connection has ended
+        assert error is None or isinstance(error, ServerGone)
 
 
 def test_callbacks_of_futures_do_not_run_in_threads_of_callers(served: Connect) -> None:
@@ -389,29 +347,23 @@ def test_callbacks_of_futures_do_not_run_in_threads_of_callers(served: Connect) 
 
 
 def test_threads_futures_and_tasks_get_their_own_answers_at_once(served: Connect) -> None:
-    call = served(batched.dynamically(lambda items: items))
+    call = served()
 
-    async def gather(name: str) -> Any:
-        return await asyncio.gather(*[call.acall((name, number)) for number in range(20)])
+    async def gather(items: list[Any]) -> Any:
+        return await asyncio.gather(*map(call.acall, items))
 
     def ask(name: str) -> None:
-        for number in range(20):
-            assert call((name, number)) == (name, number)
-        futures = [call.submit((name, number)) for number in range(20)]
-        assert [each.result(BOUND) for each in futures] == [(name, n) for n in range(20)]
-        assert asyncio.run(gather(name)) == [(name, n) for n in range(20)]
+        items = [(name, number) for number in range(20)]
+        assert [call(item) for item in items] == items
+        assert [future.result(BOUND) for future in [*map(call.submit, items)]] == items
+        assert asyncio.run(gather(items)) == items
 
     with ThreadPoolExecutor(6) as threads:
         list(threads.map(ask, "abcdef"))
     assert call.client_stats.calls == 6 * 60
 
 
-# --- queues
-
-
-def test_unanswered_calls_beyond_the_limit_of_a_client_wait_or_are_refused(
-    served: Connect,
-) -> None:
+def test_unanswered_calls_beyond_the_limit_of_a_client_wait_or_are_refused(served: Connect) -> None:
     turnstile = Turnstile()
     waiting = served(batched.dynamically(batch_size=1)(turnstile), max_queue_size=2)
     first = [waiting.submit(number) for number in range(2)]
@@ -448,13 +400,12 @@ def test_a_call_that_waits_too_long_ends_unless_it_runs(served: Connect) -> None
 def test_a_server_without_descriptors_accepts_once_it_has_some(
     served: Connect, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    connected = served(batched.dynamically(lambda items: items))
-    accept, tried = socket.socket.accept, []
+    connected = served()
+    accept, faults = socket.socket.accept, [OSError(errno.EMFILE, "too many open files")] * 3
 
     def full(listener: socket.socket) -> Any:
-        tried.append(1)
-        if len(tried) < 4:
-            raise OSError(errno.EMFILE, "too many open files")
+        if faults:
+            raise faults.pop()
         return accept(listener)
 
     monkeypatch.setattr(socket.socket, "accept", full)
@@ -486,7 +437,7 @@ def test_waiting_calls_of_a_killed_client_are_not_computed(served: Connect) -> N
 
 @pytest.mark.once
 def test_statistics_count_the_calls_of_all_clients(served: Connect) -> None:
-    connected = served(batched.dynamically(lambda items: items))
+    connected = served()
     other: Any = batched.connect(connected.served.address)
     assert (connected(1), other(2)) == (1, 2)
     assert (connected.stats.calls, other.stats.calls) == (2, 2)
@@ -506,27 +457,19 @@ def test_items_are_prepared_in_the_client(served: Connect) -> None:
         seen.extend(items)
         return items
 
-    def length(text: str) -> int:
-        if not text:
-            raise ValueError("an empty text")
-        return len(text)
-
-    connected = served(collect, prepare=length)
-    assert connected(["a", "ab"]) == [1, 2]
-    assert asyncio.run(connected.acall("abcd")) == 4
-    with pytest.raises(ValueError, match="an empty text"):
+    connected = served(collect, prepare=ord)
+    assert connected(["a", "b"]) == [97, 98]
+    assert asyncio.run(connected.acall("c")) == 99
+    with pytest.raises(TypeError, match="expected a character"):
         connected("")
-    assert seen == [1, 2, 4]
-    assert served(collect, prepare="builtins:len")("abc") == 3
-
-
-# --- shared memory
+    assert seen == [97, 98, 99]
+    assert served(collect, prepare="builtins:ord")("a") == 97
 
 
 @pytest.mark.once
 def test_large_values_cross_in_shared_memory_and_arrays_may_be_kept(served: Connect) -> None:
     np = pytest.importorskip("numpy")
-    connected = served(batched.dynamically(lambda items: items))
+    connected = served()
     texts = [bytes([number]) * 20_000_000 for number in range(4)]  # more than the memory has
     with ThreadPoolExecutor(4) as threads:
         assert list(threads.map(connected, texts)) == texts
@@ -543,29 +486,22 @@ def test_large_values_cross_in_shared_memory_and_arrays_may_be_kept(served: Conn
 @pytest.mark.once
 def test_tensors_cross_in_shared_memory(served: Connect) -> None:
     torch = pytest.importorskip("torch")
-    connected = served(batched.dynamically(lambda items: items))
-    for tensor in (
-        torch.arange(100_000, dtype=torch.float32),
-        torch.ones(200, 300, dtype=torch.bfloat16),
-        torch.zeros(0, 3),
-        torch.tensor(5),
-        torch.eye(400, dtype=torch.bool).T,
-    ):
+    connected = served()
+    large, transposed = torch.ones(200, 300, dtype=torch.bfloat16), torch.eye(400).T
+    for tensor in (large, transposed, torch.zeros(0, 3), torch.tensor(5)):
         assert torch.equal(connected(tensor), tensor)
 
 
-def test_an_answered_call_is_not_kept_until_it_would_have_expired(served: Connect) -> None:
+def test_the_result_of_an_answered_call_is_not_kept(served: Connect) -> None:
     np = pytest.importorskip("numpy")
-    connected = served(batched.dynamically(lambda items: items), queue_timeout_ms=1e6)
-    result = connected(np.ones(100_000))
-    kept = weakref.ref(result)
-    del result
+    connected = served()
+    kept = weakref.ref(connected(np.ones(100_000)))
     gc.collect()
     assert kept() is None
 
 
 def test_shutdown_on_a_loop_sends_what_its_tasks_have_called(served: Connect) -> None:
-    connected = served(batched.dynamically(lambda items: items))
+    connected = served()
 
     async def close() -> Any:
         task = asyncio.ensure_future(connected.acall(1))
@@ -574,9 +510,6 @@ def test_shutdown_on_a_loop_sends_what_its_tasks_have_called(served: Connect) ->
         return await task
 
     assert asyncio.run(close()) == 1
-
-
-# --- refusals
 
 
 @pytest.mark.once
@@ -588,12 +521,11 @@ def test_shutdown_on_a_loop_sends_what_its_tasks_have_called(served: Connect) ->
     ],
 )
 def test_a_model_that_cannot_be_built_is_one_sentence_to_every_client(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, reason: str
+    folder: Path, modules: Path, end: str, reason: str
 ) -> None:
-    (tmp_path / "broken.py").write_text(
+    (modules / "broken.py").write_text(
         f"import os, served_model, time\nserved_model.note('tried')\ntime.sleep(0.5)\n{end}\n"
     )
-    monkeypatch.syspath_prepend(str(tmp_path))
     clients: list[Any] = [batched.connect("broken:embed") for _ in range(3)]
     futures = [client.submit(0) for client in clients]
     sentence = f"broken:embed: cannot start the process of broken:embed: {reason}"
@@ -606,35 +538,27 @@ def test_a_model_that_cannot_be_built_is_one_sentence_to_every_client(
 
 
 @pytest.mark.once
-def test_another_version_is_refused(served: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
-    connected = served(batched.dynamically(lambda items: items))
+def test_each_version_of_the_library_has_a_process_of_its_own(
+    served: Connect, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connected = served()
     connected.served.server.greeting["version"] = "0.0.1"
     with pytest.raises(ServerGone, match=r"its model process has batched 0\.0\.1"):
         connected(1)
-
-
-@pytest.mark.once
-def test_another_version_of_the_library_has_another_process(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder.mkdir(0o700)
     before = Place.at("served_model:double").path
     monkeypatch.setattr("batched._connect.place.__version__", "0.0.1")
     assert Place.at("served_model:double").path != before
 
 
 @pytest.mark.once
-def test_an_error_never_imports_the_model(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "large_model.py").write_text(
+def test_an_error_never_imports_the_model(modules: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (modules / "large_model.py").write_text(
         "import batched\n"
         "class BadText(ValueError): ...\n"
         "@batched.dynamically\n"
         "def call(items):\n"
         "    raise BadText('no text')\n"
     )
-    monkeypatch.syspath_prepend(str(tmp_path))
     with batched.connect("large_model:call", linger_s=0) as call:
         with pytest.raises(RemoteError, match="BadText: no text"):
             call(1)
@@ -666,16 +590,15 @@ def test_an_offline_run_refuses_a_connected_function() -> None:
 
 
 @pytest.mark.once
-def test_a_model_process_refuses_to_connect_to_itself(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "selfish.py").write_text(
+def test_a_model_process_refuses_to_connect_to_itself(folder: Path, modules: Path) -> None:
+    (modules / "selfish.py").write_text(
         "import batched\n"
         "itself = batched.connect('selfish:call')\n"
         "@batched.dynamically\n"
         "def call(items): return [itself(item) for item in items]\n"
     )
-    code = f"""
-        import batched, sys
-        sys.path.append({str(tmp_path)!r})
+    code = """
+        import batched
         try:
             batched.connect("selfish:call", linger_s=1)(0)
         except batched.errors.ServerGone as error:
@@ -684,13 +607,9 @@ def test_a_model_process_refuses_to_connect_to_itself(folder: Path, tmp_path: Pa
     assert "this process serves the function" in python(code).stdout
 
 
-# --- run by hand
-
-
 @pytest.mark.once
-def test_a_process_run_by_hand_answers_accepted_calls_when_it_is_terminated(
-    folder: Path, short_path: Path
-) -> None:
+def test_a_process_run_by_hand_answers_accepted_calls_when_it_is_terminated(folder: Path) -> None:
+    short_path = folder.parent
     path = short_path / "hand.socket"
     check = ["serve", "--check", "--socket", str(path)]
     assert main(check) == 1
@@ -725,3 +644,46 @@ def test_a_process_run_by_hand_answers_accepted_calls_when_it_is_terminated(
     assert list(short_path.glob("hand.*")) == []
     held.shutdown()
     process.stdout.close()
+
+
+@pytest.mark.once
+@pytest.mark.timeout(120)
+def test_the_files_of_the_page_share_one_model_among_workers(folder: Path, tmp_path: Path) -> None:
+    for package in ("fastapi", "uvicorn"):
+        pytest.importorskip(package)
+    (_, model), (_, app) = blocks((ROOT / "docs/processes.md").read_text(), "python")
+    note = "import os\nopen('built.txt', 'a').write(f'{os.getpid()}\\n')\n"
+    (tmp_path / "my_model.py").write_text(note + model)
+    (tmp_path / "app.py").write_text(app.replace('on_full="raise"', 'on_full="raise", linger_s=1'))
+    log, built = tmp_path / "log.txt", tmp_path / "built.txt"
+    with log.open("wb") as output:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "uvicorn", "app:app", "--workers", "2", "--port", "0"],
+            stderr=output,
+            cwd=tmp_path,
+            env=environment(),
+        )
+    try:
+        wait_until(lambda: log.read_text().count("Application startup complete") == 2)
+        port = int(re.findall(r"running on http://127.0.0.1:(\d+)", log.read_text())[0])
+
+        def ask(number: int) -> int:
+            """Return the status of an answer, which is right if it is no refusal."""
+            with closing(HTTPConnection("127.0.0.1", port, timeout=BOUND)) as link:
+                link.request("GET", f"/shout/text{number}")
+                answer = link.getresponse()
+                assert answer.read() == b'"TEXT%d"' % number or answer.status != 200
+                return answer.status
+
+        with ThreadPoolExecutor(8) as threads:
+            assert set(threads.map(ask, range(40))) == {200}
+            assert len(built.read_text().split()) == 1
+            statuses = threads.map(ask, range(100))
+            os.kill(int(built.read_text()), signal.SIGTERM)
+            assert set(statuses) <= {200, 503}
+            wait_until(lambda: ask(0) == 200)
+    finally:
+        server.terminate()
+        server.wait(BOUND)
+    assert len(built.read_text().split()) == 2
+    wait_until(lambda: not list(folder.iterdir()))

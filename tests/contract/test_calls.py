@@ -72,21 +72,6 @@ async def test_a_batch_runs_only_once_a_worker_is_free(stage: Stage) -> None:
     assert len(stage.batches) in (4, 5)  # the first may have left with one item
 
 
-async def test_as_many_batches_run_at_once_as_are_allowed(stage: Stage) -> None:
-    stage.decorate(gated=True, batch_size=1, max_concurrent_batches=3)
-    async with stage.callers() as callers:
-        for i in range(5):
-            await callers.call(i)
-        await stage.running(3)
-        assert stage.fn.stats.in_flight == 3
-        assert stage.fn.stats.queue_size == 2
-        stage.let_through(1)
-        await stage.running(4)
-        assert stage.fn.stats.in_flight == 3
-        stage.let_through(4)
-    assert callers.answers == {i: ("done", i) for i in range(5)}
-
-
 async def test_a_call_split_over_concurrent_batches_is_put_together_in_order(stage: Stage) -> None:
     stage.decorate(batch_size=2, max_concurrent_batches=4)
     for _ in range(20):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import queue
-import random
 import selectors
 import threading
 import time
@@ -26,18 +25,11 @@ from batched._runtime import call_queue, thread, wakers
 from stage import BOUND
 
 frontrun: Any = pytest.importorskip("frontrun")
-pytest.importorskip("frontrun.bytecode")
 
 pytestmark = [pytest.mark.slow, pytest.mark.once, pytest.mark.timeout(3600)]
 
 SCHEDULES = 2_000
 """Orders of conflicting steps that are explored for each scenario."""
-
-RANDOM_SCHEDULES = 400
-"""Random schedules of each scenario. They also switch where no conflict is seen."""
-
-STEPS = 4_000
-"""Bytecodes that a random schedule decides; after them every thread takes its turn."""
 
 
 class Latch:
@@ -216,12 +208,11 @@ def awaits(item: str) -> Act:
     return caller(item, answer)
 
 
-Promise = Callable[[World], bool]
-Explore = Callable[..., None]
-
-
-def systematically(
-    set_up: Callable[[], World], acts: list[Act], promise: Promise, clock: str = "virtual"
+def explore(
+    set_up: Callable[[], World],
+    acts: list[Act],
+    promise: Callable[[World], bool],
+    clock: str = "virtual",
 ) -> Any:
     """Explore the orders of conflicting steps, with at most two preemptions."""
     return frontrun.explore(
@@ -236,27 +227,6 @@ def systematically(
         timeout_per_run=BOUND,
         deadlock_timeout=BOUND,
     )
-
-
-def at_random(
-    set_up: Callable[[], World], acts: list[Act], promise: Promise, clock: str = "virtual"
-) -> None:
-    threads = [*acts, World.work]
-    for seed in range(RANDOM_SCHEDULES):
-        draw = random.Random(seed)
-        schedule: list[int] = []
-        while len(schedule) < STEPS:  # most threads run for a few steps, some for hundreds
-            schedule += [draw.randrange(len(threads))] * int(draw.paretovariate(0.7))
-        world = frontrun.bytecode.run_with_schedule(
-            schedule[:STEPS],
-            set_up,
-            threads,
-            clock=clock,
-            detect_io=False,
-            timeout=BOUND,
-            deadlock_timeout=BOUND,
-        )
-        assert promise(world), (seed, world.outcomes, world.computed)
 
 
 @pytest.fixture(autouse=True)
@@ -284,13 +254,6 @@ def no_thread(*_: object) -> threading.Thread:
     raise RuntimeError("can't start new thread")
 
 
-@pytest.fixture(params=["systematic", "random"])
-def explore(request: pytest.FixtureRequest) -> Explore:
-    if request.param == "random":
-        return at_random
-    return lambda *args, **options: systematically(*args, **options).assert_holds()
-
-
 def both_answered(world: World) -> bool:
     return world.is_whole("a", "b") and world.answered("a", "b")
 
@@ -304,36 +267,31 @@ def both_answered(world: World) -> bool:
     ],
     ids=["two threads", "a full queue", "two event loops"],
 )
-def test_a_call_beside_a_call(explore: Explore, acts: list[Act], settings: dict[str, Any]) -> None:
-    explore(lambda: World(2, **settings), acts, both_answered)
+def test_a_call_beside_a_call(acts: list[Act], settings: dict[str, Any]) -> None:
+    explore(lambda: World(2, **settings), acts, both_answered).assert_holds()
 
 
-def test_a_submit_beside_a_cancel(explore: Explore) -> None:
-    def set_up() -> World:
-        world = World(2)
-        world.waiting = world.submit("waits")
-        return world
+def with_a_waiting_call() -> World:
+    world = World(2)
+    world.waiting = world.submit("waits")
+    return world
 
+
+def test_a_submit_beside_a_cancel() -> None:
     def cancels(world: World) -> None:
         cancelled = world.waiting.cancel()
         world.note("waits", world.waiting.result)
         assert cancelled == world.waiting.cancelled()
         world.leave()
 
-    explore(
-        set_up,
-        [submits("a"), cancels],
-        lambda world: world.is_whole("a", "waits") and world.answered("a"),
-    )
+    def promise(world: World) -> bool:
+        return world.is_whole("a", "waits") and world.answered("a")
+
+    explore(with_a_waiting_call, [submits("a"), cancels], promise).assert_holds()
 
 
 @pytest.mark.parametrize("cancel", [False, True])
-def test_a_submit_beside_a_shutdown(explore: Explore, cancel: bool) -> None:
-    def set_up() -> World:
-        world = World(2)
-        world.waiting = world.submit("waits")
-        return world
-
+def test_a_submit_beside_a_shutdown(cancel: bool) -> None:
     def shuts_down(world: World) -> None:
         world.fn.shutdown(cancel_futures=cancel)
         assert world.waiting.done()
@@ -346,20 +304,17 @@ def test_a_submit_beside_a_shutdown(explore: Explore, cancel: bool) -> None:
             cancel or (world.answered("waits") and refused != world.answered("a"))
         )
 
-    explore(set_up, [submits("a"), shuts_down], promise)
+    explore(with_a_waiting_call, [submits("a"), shuts_down], promise).assert_holds()
 
 
-def test_a_time_limit(explore: Explore) -> None:
+def test_a_time_limit() -> None:
     def promise(world: World) -> bool:
         late = sum(isinstance(each, batched.QueueTimeout) for each in world.outcomes.values())
         return world.is_whole("a", "b") and world.fn.stats.timed_out == late
 
-    explore(
-        lambda: World(2, queue_timeout_ms=1.0),
-        [submits("a"), calls("b"), World.tell_time],
-        promise,
-        clock="explored",
-    )
+    acts = [submits("a"), calls("b"), World.tell_time]
+    found = explore(lambda: World(2, queue_timeout_ms=1.0), acts, promise, clock="explored")
+    found.assert_holds()
 
 
 def test_without_its_lock_the_library_breaks_the_promise(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -368,5 +323,5 @@ def test_without_its_lock_the_library_breaks_the_promise(monkeypatch: pytest.Mon
             return False
 
     monkeypatch.setattr(call_queue, "threading", types.SimpleNamespace(RLock=Unlocked))
-    found = systematically(lambda: World(2), [submits("a"), submits("b")], both_answered)
+    found = explore(lambda: World(2), [submits("a"), submits("b")], both_answered)
     assert not found.property_holds

@@ -1,4 +1,4 @@
-"""Random histories with lengths, budgets, costs and memory errors, compared with a model.
+"""Random histories with lengths, budgets and costs, compared with a model.
 
 The model sorts all items whenever a batch is formed, and chooses them one by one. The real capacity
 decides how many items fit; it has tests of its own.
@@ -103,16 +103,11 @@ class Chosen:
 
 
 class FormationMachine(RuleBasedStateMachine):
-    @initialize(
-        policy=policies,
-        memory=st.sampled_from([math.inf, math.inf, 300, 100, 30]),
-        fixed_size=st.sampled_from([20, 100, 1, math.inf, None]),
-    )
-    def begin(self, policy: BatchPolicy, memory: float, fixed_size: float | None) -> None:
+    @initialize(policy=policies, fixed_size=st.sampled_from([20, 100, 1, math.inf, None]))
+    def begin(self, policy: BatchPolicy, fixed_size: float | None) -> None:
         self.policy = policy
         self.real = Scheduler(policy)
         self.real.capacity.cost.fixed_size = fixed_size
-        self.memory = memory  # most items times the longest of them that fit
         self.calls: list[Call] = []  # all calls ever made
         self.queue: list[Call] = []  # calls with waiting items, in the order of arrival
         self.running: list[Batch] = []
@@ -188,11 +183,6 @@ class FormationMachine(RuleBasedStateMachine):
     @rule(pick=picks)
     def finish(self, pick: int) -> None:
         batch = self.running.pop(pick % len(self.running))
-        items, longest = batch.size, batch.longest
-        while items * longest > self.memory and len(batch.too_big) < 4:
-            batch.too_big = [*batch.too_big, (items, longest)]
-            items = (items + 1) // 2
-        batch.fitted = not batch.too_big
         self.real.finished(batch, 0.0)
 
     @rule(batches=st.integers(1, 20))

@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import inspect
 import pydoc
-from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import numpy as np
@@ -29,29 +28,15 @@ async def awaited(items: list[int]) -> list[int]:
     return items
 
 
-@batched.aio.dynamically
-def threaded(items: list[int]) -> list[int]:
-    return items
-
-
 DECORATORS: list[Any] = [batched.dynamically, batched.aio.dynamically]
 
 
-def wrapped_plainly(func: Any) -> Any:
-    @functools.wraps(func)
-    def wrapper(*args: Any) -> Any:
-        return func(*args)
-
-    return wrapper
-
-
-async def of_features(features: dict[str, Any]) -> Any:
-    return features
-
-
 def test_a_coroutine_function_behind_a_plain_wrapper_fails_with_advice() -> None:
-    embed = batched.aio.dynamically(wrapped_plainly(awaited.__wrapped__))
-    encode = batched.aio.inference.dynamically(wrapped_plainly(of_features))
+    @functools.wraps(awaited.__wrapped__)
+    def wrapper(*args: Any) -> Any:
+        return awaited.__wrapped__(*args)
+
+    embed, encode = batched.aio.dynamically(wrapper), batched.aio.inference.dynamically(wrapper)
     for call in (embed(1), encode({"ids": np.ones((1, 2))})):
         with pytest.raises(
             batched.BatchFunctionError,
@@ -60,35 +45,21 @@ def test_a_coroutine_function_behind_a_plain_wrapper_fails_with_advice() -> None
             asyncio.run(call)
 
 
-def of_a_tuple(items: tuple[int, ...]) -> tuple[int, ...]:
-    return items
+def test_coroutines_in_place_of_results_are_refused() -> None:
+    async def later() -> None: ...
+
+    row: Any = later()
+    fn = batched.dynamically(lambda _: [row])
+    with pytest.raises(batched.BatchFunctionError, match=r"return await asyncio\.gather"):
+        fn(1)
+    row.close()
 
 
-def of_an_undefined_type(items: strange) -> Any:  # type: ignore[name-defined]  # noqa: F821  it is undefined
-    return items
+def test_annotations_are_never_evaluated() -> None:
+    def fn(items: strange) -> Any:  # type: ignore[name-defined]  # noqa: F821  it is undefined
+        return items
 
-
-@pytest.mark.parametrize(
-    "func",
-    [
-        lambda items, prompt="": items,
-        of_a_tuple,
-        of_an_undefined_type,
-        lambda *items: items[0],
-        functools.partial(lambda prompt, items: items, "query"),
-    ],
-)
-def test_a_function_that_may_take_a_list_is_accepted(func: Any) -> None:
-    assert list(batched.dynamically(func)([1, 2])) == [1, 2]
-
-
-def generator(items: list[int]) -> Iterator[int]:
-    yield from items
-
-
-async def async_generator(items: list[int]) -> AsyncIterator[int]:
-    for item in items:
-        yield item
+    assert batched.dynamically(fn)([1, 2]) == [1, 2]
 
 
 class Coroutine:
@@ -115,8 +86,7 @@ def test_coroutine_functions_belong_to_aio(func: Any) -> None:
     [
         (32, "only a function that takes a list .*; settings are passed by keyword"),
         (Plain, "a class cannot be batched, got .*Plain.*; decorate its method, or pass an inst"),
-        (generator, "generator is a generator function; let it return all results at once"),
-        (async_generator, "generator function"),
+        (lambda items: (yield items), "is a generator function; let it return all results at once"),
         (doubled, "batched already; .* with_options"),
         (lambda: [1], "takes no argument for the list of items"),
         (lambda *, texts: texts, "takes no argument for the list of items"),
@@ -134,7 +104,6 @@ def test_an_object_that_cannot_be_batched_is_refused(func: Any, message: str) ->
     ("settings", "error", "message"),
     [
         ({"batch_size": 0}, ValueError, "batch_size must be at least 1, got 0"),
-        ({"name": 3}, TypeError, "name must be a string that is not empty, got 3"),
         ({"name": ""}, TypeError, "name must be a string that is not empty, got ''"),
         ({"length": 3}, TypeError, "length must be a plain function of an item that returns its"),
         ({"on_batch": 3}, TypeError, "on_batch must be a plain function of a BatchRecord, got 3"),
@@ -162,7 +131,6 @@ def test_a_wrong_setting_is_refused_at_decoration(
     [
         ({"pad_token": 0}, TypeError, "pad_token"),
         ({"pad_token": {"x": "pad"}}, TypeError, "pad_token"),
-        ({"pad_token": {1: 0}}, TypeError, "pad_token"),
         ({"pad_token": {}, "pad_tokens": {}}, TypeError, "pad_tokens"),
         ({"padding_side": "middle"}, ValueError, "padding_side"),
         ({"pad_to_multiple_of": 0}, ValueError, "pad_to_multiple_of"),
@@ -171,7 +139,6 @@ def test_a_wrong_setting_is_refused_at_decoration(
         ({"unpad": {"x": {0: "ids"}}}, ValueError, "unpad"),
         ({"spread_kwargs": 1}, TypeError, "spread_kwargs"),
         ({"device": "nowhere"}, ValueError, "device='nowhere': Expected one of cpu, cuda"),
-        ({"output_device": 1.5}, ValueError, "output_device"),
     ],
 )
 def test_a_wrong_setting_of_features_is_refused_at_decoration(
@@ -184,39 +151,37 @@ def test_a_wrong_setting_of_features_is_refused_at_decoration(
             decorator(**settings)
 
 
-EVERY_DECORATOR: dict[str, Any] = {
-    "batched.dynamically": batched.dynamically,
-    "batched.aio.dynamically": batched.aio.dynamically,
-    "batched.inference.dynamically": batched.inference.dynamically,
-    "batched.aio.inference.dynamically": batched.aio.inference.dynamically,
-    "batched.continuously": batched.continuously,
-    "batched.aio.continuously": batched.aio.continuously,
-}
-every_decorator = pytest.mark.parametrize(
-    ("name", "decorator"), EVERY_DECORATOR.items(), ids=EVERY_DECORATOR
-)
+EVERY_DECORATOR: list[Any] = [
+    *(batched.dynamically, batched.aio.dynamically),
+    *(batched.inference.dynamically, batched.aio.inference.dynamically),
+    *(batched.continuously, batched.aio.continuously),
+]
+every_decorator = pytest.mark.parametrize("decorator", EVERY_DECORATOR)
 
 
 @every_decorator
-def test_a_decorator_is_a_function_whose_signature_has_every_setting(
-    name: str, decorator: Any
-) -> None:
+def test_a_decorator_is_a_function_whose_signature_has_every_setting(decorator: Any) -> None:
     assert inspect.isfunction(decorator)
     [func, *settings] = inspect.signature(decorator).parameters.values()
     assert (func.name, func.kind) == ("func", inspect.Parameter.POSITIONAL_ONLY)
-    kind: Any = StepSettings if "continuously" in name else Settings
+    kind: Any = StepSettings if decorator.__name__ == "continuously" else Settings
     more = {"prepare"} | ({"unpack"} if kind is Settings else set())
-    if "inference" in name:
+    if "inference" in decorator.__module__:
         # these change the type of the decorated function
         kind, more = InferenceSettings, {"prepare", "spread_kwargs"}
     assert {each.name for each in settings} == set(kind.__annotations__) - {"pad_tokens"} | more
     assert {"batch_size=32", "max_queue_size=None", "on_full='wait'"} <= set(map(str, settings))
     assert all(each.kind is inspect.Parameter.KEYWORD_ONLY for each in settings)
     assert decorator(**{each.name: each.default for each in settings}) is not None
+    if decorator in (batched.aio.dynamically, batched.aio.continuously):
+        text = " ".join(str(decorator.__doc__).split())
+        for each in settings:
+            default = repr(each.default).replace("'", '"')
+            assert each.name == "timeout_ms" or f"{each.name}={default}" in text
 
 
 def test_help_explains_every_setting() -> None:
-    shown = [pydoc.render_doc(decorator) for decorator in EVERY_DECORATOR.values()]
+    shown = [pydoc.render_doc(decorator) for decorator in EVERY_DECORATOR]
     for name in [*Settings.__annotations__, "prepare", "unpack"]:
         assert f"{name}: " in shown[0]
     for name in FeatureSettings.__annotations__:
@@ -225,18 +190,8 @@ def test_help_explains_every_setting() -> None:
     assert not any(" at 0x" in text for text in shown)
 
 
-@pytest.mark.parametrize("name", ["batched.aio.dynamically", "batched.aio.continuously"])
-def test_the_docstring_of_an_awaited_variant_has_the_defaults(name: str) -> None:
-    decorator = EVERY_DECORATOR[name]
-    text = " ".join(decorator.__doc__.split())
-    [_, *settings] = inspect.signature(decorator).parameters.values()
-    for each in settings:
-        default = repr(each.default).replace("'", '"')
-        assert each.name == "timeout_ms" or f"{each.name}={default}" in text
-
-
 @every_decorator
-def test_the_settings_of_a_function_can_be_read_back(name: str, decorator: Any) -> None:
+def test_the_settings_of_a_function_can_be_read_back(decorator: Any) -> None:
     fn = decorator(batch_size=64, name="embedder")(Plain())
     given = inspect.signature(decorator(batch_size=64, name="embedder")).parameters.values()
     assert dict(fn.options) == {each.name: each.default for each in given if each.name != "func"}
@@ -268,7 +223,6 @@ def test_modules_load_when_they_are_first_used() -> None:
         assert set(late) <= set(dir(batched))
         for name in ("asgi", "testing", "tracing"):
             assert getattr(batched, name) is sys.modules[f"batched.{name}"]
-        assert not hasattr(batched, "no_such_thing")
         assert "pytest" not in sys.modules  # which `batched.testing` is for
         """
     )
@@ -278,7 +232,7 @@ def test_modules_load_when_they_are_first_used() -> None:
 def test_inspect_recognizes_coroutine_functions() -> None:
     funcs: list[Any] = [Coroutine(), functools.partial(awaited.__wrapped__), Plain()]
     nameless = [batched.aio.dynamically(func) for func in funcs]
-    for fn in (awaited, threaded, doubled.acall, *nameless):
+    for fn in (awaited, doubled.acall, *nameless):
         assert inspect.iscoroutinefunction(fn)
     for fn in (doubled, batched.dynamically(Plain())):
         assert not inspect.iscoroutinefunction(fn)

@@ -82,15 +82,6 @@ def test_an_item_without_a_hash_is_an_error_of_its_caller() -> None:
         Deduping().fn.submit([1])
 
 
-def test_each_caller_of_an_item_that_fails_has_an_exception_of_its_own() -> None:
-    deduping = Deduping(isolate_errors=True)
-    bad, good, again = deduping.together("bad", "good", "bad")
-    assert good.result(BOUND) == ["good", {}]
-    errors = [bad.exception(BOUND), again.exception(BOUND)]
-    assert [type(error) for error in errors] == [KeyError, KeyError]
-    assert errors[0] is not errors[1]
-
-
 def test_a_result_that_cannot_be_copied_is_an_error_that_names_dedupe() -> None:
     @batched.dynamically(dedupe=True)
     def locks(items: list[int]) -> list[Any]:

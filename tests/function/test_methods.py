@@ -8,7 +8,6 @@ import dataclasses
 import gc
 import inspect
 import pickle
-import threading
 import weakref
 from typing import Any
 from unittest import mock
@@ -16,7 +15,7 @@ from unittest import mock
 import pytest
 
 import batched
-from stage import BOUND, wait_until
+from stage import BOUND, Gate, wait_until
 
 
 class Model:
@@ -74,16 +73,16 @@ def test_each_instance_is_served_with_itself_also_through_its_class() -> None:
     assert (one.scaled.stats.calls, two.scaled.stats.calls) == (3, 1)
     assert asyncio.run(Model.awaited(one, 4)) == 8
     assert Model.inner(3) == one.inner(3) == -3
+    assert (Derived(2).scaled(5), Overriding(2).scaled(5)) == (10, 110)
 
 
 def test_a_waiting_request_and_a_bound_method_keep_their_instance() -> None:
-    gate = threading.Event()
+    gate = Gate()
 
     class Slow:
         @batched.dynamically
         def method(self, items: list[int]) -> list[int]:
-            assert gate.wait(BOUND)
-            return items
+            return gate(items)
 
     slow = Slow()
     ref = weakref.ref(slow)
@@ -91,7 +90,7 @@ def test_a_waiting_request_and_a_bound_method_keep_their_instance() -> None:
     del slow
     gc.collect()
     assert ref() is not None
-    gate.set()
+    gate.opened.set()
     assert [future.result(BOUND) for future in futures] == [1, 2]
     del futures
     gc.collect()
@@ -148,13 +147,6 @@ def test_other_settings_on_a_method_are_for_that_instance() -> None:
     assert one.scaled.stats.calls == 0
     assert two.scaled([1, 2]) == [3, 6]
     assert two.scaled.stats.batch_sizes == {2: 1}
-
-
-def test_subclasses_inherit_and_override_methods() -> None:
-    assert Derived(2).scaled(5) == 10
-    overriding = Overriding(2)
-    assert overriding.scaled(5) == 110
-    assert overriding.scaled.stats.calls == 1
 
 
 def test_methods_pickle_by_their_instance_or_class_and_their_attribute() -> None:

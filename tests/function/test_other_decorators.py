@@ -142,29 +142,19 @@ def test_a_function_and_a_method_work_with_another_decorator(
     function: Any = apply(lambda items, plus=0: [2 * item + plus for item in items])
     one, two = Model(2), Model(3)
     assert [result(function(2)), result(function(2, plus=1))] == [4, 5]
-    assert [result(one.scaled(2)), result(two.scaled(2)), result(one.scaled(2, plus=1))] == [
-        4,
-        6,
-        5,
-    ]
+    calls = [one.scaled(2), two.scaled(2), one.scaled(2, plus=1)]
+    assert [*map(result, calls)] == [4, 6, 5]
     assert result(Model.scaled(two, 5)) == 15
     if "cache" not in name:  # a list has no hash
         assert result(function([1, 2])) == result(one.scaled([1, 2])) == [2, 4]
 
 
-def table(title: str) -> dict[str, list[str]]:
-    """Return the cells of the table in a section of `docs/calling.md`, by the first cell."""
+def test_the_table_of_the_page_is_true() -> None:
     page = (Path(__file__).parents[2] / "docs" / "calling.md").read_text(encoding="utf-8")
-    section = page.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+    section = page.partition("\n## With other decorators\n")[2].partition("\n## ")[0]
     lines = [line for line in section.splitlines() if line.startswith("|")][2:]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    return {first: cells for first, *cells in rows}
-
-
-def test_the_table_of_the_page_is_true() -> None:
-    stated = table("With other decorators")
-    tried = {
+    assert {first: cells for first, *cells in rows} == {
         name: [", ".join(places) or "no" for places in (case.plain, case.coroutine)]
         for name, case in CASES.items()
     }
-    assert stated == tried

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -47,25 +49,23 @@ def test_items_too_long_for_a_batch_of_two_are_nothing_to_tell(
     fn.shutdown()
 
 
+def embed(items: list[str]) -> list[str]:
+    return items
+
+
 class Model:
     @batched.dynamically
     def embed(self, items: list[str]) -> list[str]:
         return items
 
 
-def by_an_instance(texts: Any) -> None:
-    Model().embed(texts)
+HANDLERS: Any = [
+    lambda texts: Model().embed(texts),
+    lambda texts: batched.dynamically(embed)(texts),
+]
 
 
-def by_a_function(texts: Any) -> None:
-    @batched.dynamically
-    def embed(items: list[str]) -> list[str]:
-        return items
-
-    embed(texts)
-
-
-@pytest.mark.parametrize("handle", [by_an_instance, by_a_function])
+@pytest.mark.parametrize("handle", HANDLERS, ids=["instance", "function"])
 def test_a_queue_for_each_call_is_told_once(
     handle: Callable[[Any], None], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -77,5 +77,20 @@ def test_a_queue_for_each_call_is_told_once(
             handle("text")
     (message,) = [each.getMessage() for each in caplog.records]
     assert message.startswith("32 queues in a row have run ")
-    assert ".embed in batches of one item: " in message
+    assert "embed in batches of one item: " in message
     assert "Decorate once, outside the function that handles a call" in message
+
+
+def test_an_instance_for_each_call_is_told_also_while_others_run(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Scorer:
+        @batched.dynamically
+        def score(self, items: list[str]) -> list[str]:
+            together.wait(BOUND)
+            return items
+
+    together = threading.Barrier(2)
+    with caplog.at_level(logging.WARNING, "batched"), ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda _: Scorer().score("text"), range(200)))
+    assert "32 queues in a row have run " in caplog.text

@@ -18,7 +18,7 @@ import torch
 
 from batched._generation.places import Places
 from batched.generation import Generation, TextGenerator
-from language_models import MODELS, VOCABULARY, alone, batches_of, full_batches, model, tokenizer
+from language_models import MODELS, VOCABULARY, alone, full_batches, model, tokenizer
 
 pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore:Unfeasible length")]
 
@@ -33,14 +33,9 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 PAIRS = [{**one, **other} for one, other in combinations(SETTINGS, 2)]
 SAMPLED: list[dict[str, Any]] = [
-    {"temperature": 0.5},
-    {"temperature": 2.0},
-    {"temperature": 2.0, "top_k": 7},
-    {"top_p": 0.6},
+    *({"temperature": 0.5}, {"temperature": 2.0, "top_k": 7}, {"top_p": 0.6}),
     {"temperature": 1.3, "min_p": 0.02, "repetition_penalty": 1.2},
 ]
-
-
 Asked = list[tuple[list[int], dict[str, Any]]]
 
 
@@ -132,18 +127,6 @@ def test_sampling_follows_the_probabilities() -> None:
     for token, share in zip(best.tolist(), scores.softmax(-1).tolist(), strict=True):
         assert drawn.count(token) == pytest.approx(500 * share, abs=60)
     assert set(drawn) == set(best.tolist())
-
-
-def test_rows_that_end_leave_their_batch() -> None:
-    limits = [1, 1, 2, 4, 4, 4, 9, 9]
-    with batches_of() as sizes, full_batches(len(limits)) as generator:
-        futures = [
-            generator.submit(ids, max_new_tokens=limit, min_new_tokens=limit)
-            for ids, limit in zip(prompts(8, longest=9), limits, strict=True)
-        ]
-        for future in futures:
-            future.result()
-    assert sizes == [sum(limit > step for limit in limits) for step in range(1, max(limits))]
 
 
 @pytest.mark.slow

@@ -49,28 +49,24 @@ def test_a_list_of_prompts_is_a_list_of_texts(generator: TextGenerator[str]) -> 
     assert generator([]) == []
 
 
-MODES = ("num_beams", "num_return_sequences", "guidance_scale", "prompt_lookup_num_tokens")
 REFUSED: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     ("", {}, ValueError, "got an empty prompt"),
     (b"text", {}, TypeError, "takes a text, a list of messages or a list of ids, got bytes"),
     ([{"role": "user"}], {}, ValueError, "message 0 has no content"),
     ([5, VOCABULARY], {}, ValueError, f"from 0 to {VOCABULARY - 1}, got {VOCABULARY}"),
     ([5, "x"], {}, ValueError, "got 'x'"),
-    ([numpy.array([5, 6])], {}, TypeError, "takes a text, a list of messages or a list of ids"),
     ("x", {"cache_implementation": "static"}, TypeError, "has no setting 'cache_impl"),
     ([5] * POSITIONS, {}, ValueError, f"has {POSITIONS} tokens; the model has {POSITIONS} pos"),
     ("x", {"max_new_tokens": 0}, ValueError, "max_new_tokens must be at least 1, got 0"),
     ("x", {"max_new_token": 5}, TypeError, "no setting 'max_new_token'; did you mean 'max_new"),
-    *(("x", {name: 3}, ValueError, f"for {name} call the model's") for name in MODES),
+    ("x", {"num_beams": 3}, ValueError, "for num_beams call the model's"),
     ("x", {"seed": "a"}, TypeError, "seed must be an integer of at least 0, got 'a'"),
     ("x", {"temperature": -1.0}, ValueError, "temperature"),
     ("x", {"stop_strings": ["a", ""]}, TypeError, "stop_strings"),
 ]
 
 
-def test_a_wrong_prompt_or_setting_is_an_error_of_its_caller_alone(
-    generator: TextGenerator[str],
-) -> None:
+def test_a_wrong_prompt_or_setting_fails_its_caller_alone(generator: TextGenerator[str]) -> None:
     other = generator.submit("the dog", max_new_tokens=40, min_new_tokens=40)
     for prompt, settings, error, message in REFUSED:
         with pytest.raises(error) as refused:
@@ -110,11 +106,7 @@ def test_a_text_ends_at_the_last_position() -> None:
 def test_the_settings_of_the_model_hold_unless_they_are_given() -> None:
     own = gpt2().eval()
     own.generation_config.update(
-        do_sample=True,
-        temperature=2.0,
-        repetition_penalty=1.1,
-        stop_strings=["e"],
-        max_new_tokens=27,
+        do_sample=True, temperature=2.0, repetition_penalty=1.1, stop_strings="e", max_new_tokens=27
     )
     before = own.generation_config.to_dict()
     with TextGenerator(own, tokenizer(), details=True) as generator:
@@ -151,9 +143,7 @@ def test_a_text_without_tokens_or_with_tokens_beyond_the_model_is_refused() -> N
             generator(f"more{VOCABULARY - 1}")
 
 
-def test_none_a_temperature_of_0_and_numbers_of_numpy_change_nothing(
-    generator: TextGenerator[str],
-) -> None:
+def test_settings_in_other_forms_are_the_same(generator: TextGenerator[str]) -> None:
     same: list[dict[str, Any]] = [
         {"temperature": None, "top_p": None, "max_new_tokens": None, "eos_token_id": None},
         {"temperature": 0, "do_sample": True},
@@ -197,9 +187,8 @@ def test_each_prompt_has_its_own_processors_and_criteria_and_their_errors() -> N
         {"logits_processor": [broken]},
         {"logits_processor": [lambda ids, scores: None]},
         {"logits_processor": [lambda ids, scores: scores[:, :3]]},
-        {"logits_processor": [lambda ids, scores: torch.cat([scores, scores])]},
     ]
-    with full_batches(8, details=True, max_new_tokens=9) as generator:
+    with full_batches(7, details=True, max_new_tokens=9) as generator:
         long: Any = generator.submit([3] * 30)
         ended: Any = generator.submit([8, 8, 8], stopping_criteria=[fourth])
         forced: Any = generator.submit([9, 9], logits_processor=[always])

@@ -44,7 +44,7 @@ def test_a_run_generates_the_texts_of_calls_and_a_bad_prompt_costs_its_row(tmp_p
     assert pq.read_table(dest)["text"].to_pylist() == texts
     for same in (generator, generator.with_options(batch_size=2)):
         assert offline.run(same, rows, dest, **settings).skipped == 39
-    with pytest.raises(RunMismatch):
+    with pytest.raises(RunMismatch, match="its 'settings' differs"):
         offline.run(generator.with_options(max_new_tokens=4), rows, dest, **settings)
 
 
@@ -75,9 +75,7 @@ def test_fields_of_its_own_in_the_generation_config_of_a_model_are_no_settings()
         assert generator("the dog")
 
 
-def test_a_model_that_a_device_map_has_placed_is_not_moved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_placed_model_is_not_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     placed = copy.deepcopy(model())
     placed.hf_device_map = {"": "cpu"}
     tokenizer().save_pretrained(tmp_path)
@@ -88,12 +86,9 @@ def test_a_model_that_a_device_map_has_placed_is_not_moved(
         assert placed.device == torch.device("cpu")
 
 
-def test_clients_that_leave_a_server_leave_the_batch_and_the_rest_get_their_texts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pytest.importorskip("fastapi")
-    pytest.importorskip("httpx")
-    pytest.importorskip("uvicorn")
+def test_clients_that_leave_a_server_leave_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in ("fastapi", "httpx", "uvicorn"):
+        pytest.importorskip(package)
     generator = full_batches(CLIENTS, min_new_tokens=TOKENS)
     monkeypatch.setattr(TextGenerator, "from_pretrained", lambda _: generator)
     names: dict[str, Any] = {"__name__": "example"}

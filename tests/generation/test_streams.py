@@ -1,4 +1,4 @@
-"""Texts in pieces, and rows without a caller."""
+"""Texts in pieces."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ from transformers import PreTrainedTokenizerFast
 
 from batched._generation.text import Pieces, TextDecoder
 from batched.generation import TextGenerator
-from language_models import batches_of, full_batches, model, tokenizer
+from language_models import model, tokenizer
 
 pytestmark = pytest.mark.model
 
 PROMPT = "the quick brown fox"
-LONG: dict[str, Any] = {"max_new_tokens": 40, "min_new_tokens": 40}
 
 
 def test_the_joined_pieces_are_the_text() -> None:
@@ -146,23 +145,3 @@ def test_a_stop_string_is_found_around_a_special_token() -> None:
         assert "".join(generator.stream([5], **settings)) == whole.text
         ended = generator([5], stop_strings="<|end|>", **settings)
         assert (ended.text, ended.finish_reason) == ("the qu", "stop")
-
-
-def test_texts_that_run_out_of_memory_begin_again_and_repeat_no_piece() -> None:
-    def look(step: int, size: int) -> None:
-        if step == 3:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-
-    async def main(generator: TextGenerator[str]) -> Any:
-        async def whole(prompt: str) -> str:
-            return "".join([piece async for piece in generator.stream(prompt, seed=7, **LONG)])
-
-        calls = [generator.acall(PROMPT[:end], seed=7, **LONG) for end in (3, 4, 5)]
-        return await asyncio.gather(*calls, whole(PROMPT[:6]), return_exceptions=True)
-
-    with batches_of(look) as sizes, full_batches(4, temperature=1.0) as generator:
-        *texts, streamed = asyncio.run(main(generator))
-    assert sizes[:4] == [4, 4, 4, 2]
-    assert isinstance(streamed, torch.OutOfMemoryError), "its reader had pieces"
-    with TextGenerator(model(), tokenizer(), temperature=1.0, **LONG) as generator:
-        assert texts == [generator(PROMPT[:end], seed=7) for end in (3, 4, 5)]

@@ -1,10 +1,11 @@
-"""Metrics of all batched functions, scraped by the clients of Prometheus and OpenTelemetry."""
+"""Metrics of all batched functions, as clients scrape them, and as dashboard and alerts ask."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,29 +15,22 @@ import batched
 import batched.metrics
 from batched._operations.families import COUNTERS, GAUGES, HISTOGRAMS
 from batched._runtime import observer
-from stage import end_together, python
+from stage import python
 
 prometheus_client: Any = pytest.importorskip("prometheus_client")
-pytestmark = pytest.mark.once
 
+DOCS = Path(batched.__file__).parents[1] / "docs"
+BOARD: dict[str, Any] = json.loads((DOCS / "grafana.json").read_text())
+ASKED = [target["expr"] for panel in BOARD["panels"] for target in panel["targets"]]
+ALERTS = (DOCS / "alerts.yml").read_text()
+PAGE = (DOCS / "observability.md").read_text()
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"
-Value = Callable[..., float]
 
 
-@pytest.fixture
-def value() -> Value:
-    """Return a function that scrapes one value of this process."""
+def test_every_count_of_a_function_is_scraped_while_it_hangs_and_later() -> None:
     registry = prometheus_client.CollectorRegistry()
     batched.metrics.prometheus(registry=registry)
     batched.metrics.prometheus(registry=registry)  # changes nothing
-
-    def scrape(name: str, **labels: str) -> float:
-        return float(registry.get_sample_value(f"batched_{name}", labels))
-
-    return scrape
-
-
-def test_every_count_of_a_function_is_scraped_while_it_hangs_and_later(value: Value) -> None:
     started, go = threading.Event(), threading.Event()
 
     @batched.dynamically(
@@ -49,7 +43,8 @@ def test_every_count_of_a_function_is_scraped_while_it_hangs_and_later(value: Va
         return [10 / (len(item) - 3) for item in items]
 
     def values(*names: str, **labels: str) -> list[float]:
-        return [value(name, function="scraped", **labels) for name in names]
+        labels = {"function": "scraped", **labels}
+        return [registry.get_sample_value(f"batched_{name}", labels) for name in names]
 
     load = "waiting_items", "blocked_calls", "running_items", "open_calls", "queue_limit_items"
     with fn:
@@ -75,19 +70,6 @@ def test_every_count_of_a_function_is_scraped_while_it_hangs_and_later(value: Va
     fn.reset_stats()
     del fn, calls
     assert values("calls_total", *load[:4]) == [5, 0, 0, 0, 0]
-
-
-def test_steps_and_ends_of_rows_are_scraped(value: Value) -> None:
-    @batched.continuously(batch_size=4, name="stepping")
-    def fn(rows: batched.Rows[int, int]) -> None:
-        end_together(rows, 2)
-
-    assert fn([1, 2]) == [1, 2]
-    fn.shutdown()
-    assert value("rows_total", function="stepping", ending="finished") == 2
-    assert value("batch_size_sum", function="stepping") == 2
-    assert value("live_rows_total", function="stepping") >= 2
-    assert value("steps_total", function="stepping") >= 1
 
 
 def test_a_registration_that_fails_changes_nothing_and_may_be_repeated() -> None:
@@ -168,6 +150,7 @@ def run(code: str) -> str:
     return ended.stdout
 
 
+@pytest.mark.once
 def test_counts_begin_with_the_registration() -> None:
     found = run("""
     fn(1)
@@ -178,16 +161,16 @@ def test_counts_begin_with_the_registration() -> None:
     assert found == "[1.0, 1.0, 1.0, 1.0]\n"
 
 
+@pytest.mark.once
 def test_a_folder_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FOLDER, "absent")
     ended = python("import batched.metrics\nbatched.metrics.prometheus()")
     assert "FileNotFoundError: [Errno 2] No such file or directory: 'absent'" in ended.stderr
 
 
+@pytest.mark.once
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="prometheus-client shares folders on POSIX")
-def test_a_scrape_of_one_process_answers_for_all_also_for_those_that_hang_and_die(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_scrape_answers_for_each_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FOLDER, str(tmp_path))
     found = run("""
     prometheus_client.Counter("mine", "Of the user.").inc(4)
@@ -211,3 +194,39 @@ def test_a_scrape_of_one_process_answers_for_all_also_for_those_that_hang_and_di
         print(values(*load, "calls_total", "items_total", "lost", "mine_total"))
     """)
     assert found == 2 * "[0.0, 0.0, 0.0, 7.0, 4.0, 3.0, 4.0]\n"
+
+
+def test_the_dashboard_and_the_alerts_ask_for_what_a_service_exposes() -> None:
+    registry = prometheus_client.CollectorRegistry()
+    batched.metrics.prometheus(registry=registry)
+
+    with batched.dynamically(name="exposed")(lambda items: items) as fn:
+        fn([1, 2])
+    labels: dict[str, set[str]] = {}
+    for family in registry.collect():
+        for sample in family.samples:
+            if sample.labels.get("function") == "exposed":
+                labels.setdefault(sample.name, {"job", "instance"}).update(sample.labels)
+    for text in (*ASKED, ALERTS):
+        assert {*re.findall(r"\bbatched_\w+", text)} <= labels.keys()
+        for by, inner in re.findall(r"sum by \(([^)]*)\) \((.*?)[{\[)]", text):
+            [name] = re.findall(r"batched_\w+", inner)
+            assert {*by.split(", ")} <= labels[name]
+    for name, *_ in (*COUNTERS, *GAUGES, *HISTOGRAMS):
+        assert f"`batched_{name}" in PAGE
+
+
+def test_each_panel_shows_the_chosen_functions_and_instances() -> None:
+    chosen = {each["name"] for each in BOARD["templating"]["list"]}
+    assert chosen == {"datasource", "function", "instance"}
+    for expr in ASKED:
+        metrics = re.findall(r"batched_\w+\{([^}]*)\}", expr)
+        assert len(metrics) == expr.count("batched_")
+        for labels in metrics:
+            assert 'function=~"$function"' in labels
+            assert 'instance=~"$instance"' in labels
+
+
+def test_the_page_explains_each_alert() -> None:
+    alerts = re.findall(r"alert: (\w+)", ALERTS)
+    assert alerts == re.findall(r"^\| `(Batched\w+)` \|", PAGE, re.MULTILINE)

@@ -6,7 +6,6 @@ import os
 import random
 from collections import Counter
 from concurrent.futures import Future
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -50,33 +49,22 @@ def test_every_accepted_call_ends_once_and_rightly_in_random_mixtures_of_faults(
     assert [kind for kind in KINDS if not faults[kind]] == []
 
 
-def never_answers(fn: Any, *_: Any, **__: Any) -> Any:
-    return Future[Any]()
+@pytest.mark.parametrize("verdict", ["lost", "wrong", "duplicated"])
+def test_each_broken_promise_is_noticed(verdict: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def submit(item: int, *args: Any, **more: Any) -> Any:
+        if verdict == "lost":
+            return Future[Any]()
+        if verdict == "wrong":
+            return fn.submit(item + 1000, *args, **more)
+        fn.__wrapped__([item], *args, **more)
+        return fn.submit(item, *args, **more)
 
-
-def swaps_results(fn: Any, item: Any, *args: Any, **more: Any) -> Any:
-    return fn.submit(item + 1000, *args, **more)
-
-
-def computes_twice(fn: Any, item: Any, *args: Any, **more: Any) -> Any:
-    fn.__wrapped__([item], *args, **more)
-    return fn.submit(item, *args, **more)
-
-
-@pytest.mark.parametrize(
-    ("submit", "verdict"),
-    [(never_answers, "lost"), (swaps_results, "wrong"), (computes_twice, "duplicated")],
-)
-def test_each_broken_promise_is_noticed(
-    submit: Any, verdict: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setattr(callers, "BOUND", 0.5)
     monkeypatch.setattr(episodes, "PATIENCE", 1.0)
     settings = {"batch_size": 8, "flush": "eager", "max_queue_size": None, "on_batch": None}
     subject = Subject(random.Random(5), "broken", "threads", **settings)
     subject.features = False
-    fn = subject.fn
-    subject.fn = SimpleNamespace(submit=partial(submit, fn))
+    fn, subject.fn = subject.fn, SimpleNamespace(submit=submit)
     crowd = Crowd(subject.books)
     caller = ThreadCaller(subject, random.Random(1), 0.0)
     for _ in range(8):

@@ -7,11 +7,11 @@ import threading
 from typing import Any
 
 import pytest
+from countdowns import finish_all
 
 import batched
 import batched.tracing
 from batched._runtime import observer
-from stage import end_together
 
 pytest.importorskip("opentelemetry.sdk")
 
@@ -30,25 +30,18 @@ def tracer(monkeypatch: pytest.MonkeyPatch) -> Any:
     return provider.get_tracer("callers"), exporter
 
 
-@pytest.mark.parametrize("coroutine", [False, True])
-def test_a_batch_shows_its_callers_and_each_caller_its_batch(tracer: Any, coroutine: bool) -> None:
+def test_a_batch_shows_its_callers_and_each_caller_its_batch(tracer: Any) -> None:
     tracing, exporter = tracer
 
-    def plain(items: list[int]) -> list[int]:
+    @batched.aio.dynamically(batch_size=3, flush="window", timeout_ms=60_000)
+    async def fn(items: list[int]) -> list[int]:
+        await asyncio.sleep(0)
         with tracing.start_as_current_span("inner"):
             return items
 
-    async def awaited(items: list[int]) -> list[int]:
-        await asyncio.sleep(0)
-        return plain(items)
-
-    decorator: Any = (batched.aio if coroutine else batched).dynamically
-    settings = {"batch_size": 3, "flush": "window", "timeout_ms": 60_000}
-    fn = decorator(**settings)(awaited if coroutine else plain)
-
     async def call(number: int) -> None:
         with tracing.start_as_current_span(f"caller {number}"):
-            assert await fn.acall(number) == number
+            assert await fn(number) == number
 
     async def main() -> None:
         await asyncio.gather(*map(call, range(3)))
@@ -72,9 +65,7 @@ class Unprintable(Exception):
 
 
 @pytest.mark.parametrize(("error", "text"), [(ValueError("odd"), "odd"), (Unprintable(), None)])
-def test_an_error_reaches_its_caller_and_ends_the_span_which_tells_it(
-    tracer: Any, error: Exception, text: str | None
-) -> None:
+def test_an_error_ends_the_span(tracer: Any, error: Exception, text: str | None) -> None:
     @batched.dynamically
     def fn(items: list[int]) -> list[int]:
         raise error
@@ -91,9 +82,12 @@ def test_callers_of_rows_that_join_are_linked_to_the_run(tracer: Any) -> None:
 
     @batched.continuously(batch_size=4, name="joined")
     def fn(rows: batched.Rows[int, int]) -> None:
-        second = threading.Thread(target=call, args=(2,))
-        second.start()
-        end_together(rows, 2)
+        threading.Thread(target=call, args=(2,)).start()
+        while rows:
+            rows.join()
+            if len(rows) == 2:
+                finish_all(rows)
+                rows.leave()
 
     def call(number: int) -> None:
         with tracing.start_as_current_span(f"caller {number}"):

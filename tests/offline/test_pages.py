@@ -12,11 +12,9 @@ from typing import Final
 
 import pytest
 
-pytest.importorskip("pyarrow")
-
-from chat_server import chat_server  # after the skip
-from object_store import make_bucket, object_store  # after the skip
-from pages import FILE, ROOT, blocks  # after the skip
+from chat_server import chat_server
+from object_store import Bucket, object_store
+from pages import FILE, ROOT, blocks
 
 pytestmark = [pytest.mark.once, pytest.mark.timeout(300)]
 
@@ -76,7 +74,7 @@ def run(text: str, folder: Path, environment: Mapping[str, str]) -> None:
 def store() -> Iterator[dict[str, str]]:
     """Yield environment variables for a store with a bucket, which speaks the protocol of S3."""
     with object_store() as port:
-        make_bucket(port, "bucket")
+        Bucket(port, "bucket")
         yield {
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
             "AWS_ACCESS_KEY_ID": "key",

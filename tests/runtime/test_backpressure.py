@@ -1,71 +1,45 @@
-"""Callers who only submit, and a queue that is full; and the timer that ends calls which have
-waited too long.
-"""
+"""Callers who only submit, a full queue, calls that wait too long, and what operators are told."""
 
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 import batched
+from batched._runtime import notices
 from batched._runtime.timer_thread import TimerThread, timer
 from stage import BOUND, Turnstile, held, python, refuse_thread, wait_until
 
 
-def full() -> tuple[Turnstile, Any, list[Any]]:
-    """Return a function whose queue is full: one item runs and one waits."""
+@pytest.mark.parametrize("room", ["a batch", "a cancellation", "a shutdown"])
+def test_a_thread_that_submits_waits_for_room_but_not_for_the_answer(room: str) -> None:
     turnstile = Turnstile()
     fn: Any = batched.dynamically(max_queue_size=1)(turnstile)
-    first = fn.submit("running")
+    fn.submit("running")
     wait_until(lambda: bool(turnstile.batches))
-    return turnstile, fn, [first, fn.submit("waiting")]
-
-
-def blocked(fn: Any, item: Any) -> tuple[threading.Thread, list[Any]]:
-    """Return a thread that is blocked in submitting `item`, and the list that gets the future."""
-    futures: list[Any] = []
-    thread = threading.Thread(target=lambda: futures.append(fn.submit(item)), daemon=True)
-    thread.start()
-    wait_until(lambda: fn.stats.blocked == 1)
-    assert not futures
-    return thread, futures
-
-
-def test_a_thread_that_submits_waits_for_room_but_not_for_the_answer() -> None:
-    turnstile, fn, earlier = full()
-    thread, futures = blocked(fn, "late")
-    turnstile.let_through()  # the waiting item runs, and the blocked item waits
-    thread.join(BOUND)
-    assert not thread.is_alive()
-    assert not futures[0].done()
-    turnstile.let_through(2)
-    results = [future.result(BOUND) for future in (*earlier, *futures)]
-    assert results == ["running", "waiting", "late"]
-    fn.shutdown()
-
-
-@pytest.mark.parametrize("closes", [False, True])
-def test_a_thread_that_waits_for_room_is_let_go_by_cancellations(closes: bool) -> None:
-    turnstile, fn, earlier = full()
-    thread, futures = blocked(fn, "late")
-    if closes:
-        fn.shutdown(wait=False, cancel_futures=True)
-    else:
-        assert earlier[1].cancel()
-    thread.join(BOUND)
-    assert not thread.is_alive()
-    assert (earlier[1].cancelled(), futures[0].cancelled()) == (True, closes)
+    waiting = fn.submit("waiting")
+    with ThreadPoolExecutor(1) as thread:
+        submitting = thread.submit(fn.submit, "late")
+        wait_until(lambda: fn.stats.blocked == 1)
+        if room == "a batch":
+            turnstile.let_through()
+        elif room == "a cancellation":
+            assert waiting.cancel()
+        else:
+            fn.shutdown(wait=False, cancel_futures=True)
+        late = submitting.result(BOUND / 2)
+    assert late.cancelled() == late.done() == (room == "a shutdown")
     turnstile.let_through(2)
     fn.shutdown()
-    assert turnstile.batches == [["running"], ["late"]][: 2 - closes]
-
-
-# ---------------------------------------------------------------- the timer
+    later = {"a batch": [["waiting"], ["late"]], "a cancellation": [["late"]], "a shutdown": []}
+    assert turnstile.batches == [["running"], *later[room]]
 
 
 def test_one_clock_serves_all_batchers_and_starts_with_the_first_that_needs_it() -> None:
@@ -91,9 +65,7 @@ class Alarm:
         self.act()
 
 
-def test_the_timer_keeps_nothing_alive_and_survives_a_callback_that_raises(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_the_timer_keeps_nothing_alive_and_logs_errors(caplog: pytest.LogCaptureFixture) -> None:
     rung, over = threading.Event(), threading.Event()
     broken, last = Alarm(lambda: 1 / 0), Alarm(over.set)
     ticking, now = TimerThread(), time.perf_counter()
@@ -107,9 +79,7 @@ def test_the_timer_keeps_nothing_alive_and_survives_a_callback_that_raises(
     assert [record.getMessage() for record in caplog.records] == ["a call of the timer failed"]
 
 
-def test_callbacks_of_expired_calls_run_where_no_thread_can_be_started_for_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_callbacks_of_expired_calls_need_no_new_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     told = threading.Event()
     gate, fn, running = held(queue_timeout_ms=50)
     timer.start()
@@ -121,4 +91,54 @@ def test_callbacks_of_expired_calls_run_where_no_thread_can_be_started_for_them(
         assert told.wait(BOUND)
     gate.opened.set()
     assert running.result(BOUND) == "running"
+    fn.shutdown()
+
+
+def test_refusals_are_logged_a_few_times_only(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr("batched._runtime.notices.time.perf_counter", lambda: now[0])
+    fn = batched.dynamically(lambda items: items)
+    fn.shutdown()
+    for _ in range(3):
+        with pytest.raises(batched.BatcherClosed):
+            fn(1)
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert "a call was refused: " in record.message
+    now[0] += notices.INTERVAL
+    with pytest.raises(batched.BatcherClosed):
+        fn(1)
+    assert caplog.records[1].message.endswith("(and 2 times since the last record)")
+
+
+def test_items_that_fail_and_lack_of_memory_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    @batched.dynamically(isolate_errors=True, on_oom="split", name="fn")
+    def fn(items: list[int]) -> list[int]:
+        if len(items) > 2:
+            raise MemoryError
+        return [10 // item for item in items]
+
+    with fn, pytest.raises(ZeroDivisionError):
+        fn([1, 2, 0, 4])
+    messages = [record.message for record in caplog.records]
+    assert "fn: 4 items ran out of memory, and were run in smaller parts" in messages
+    failed = r"fn: items of a batch of 4 failed; the function was called \d times in all"
+    assert any(re.fullmatch(failed, message) for message in messages)
+
+
+def test_a_refusal_says_when_the_queue_will_have_run() -> None:
+    turnstile = Turnstile()
+    fn: Any = batched.dynamically(batch_size=1, max_queue_size=2, on_full="raise")(turnstile)
+    turnstile.let_through()
+    fn.submit("has run").result(BOUND)
+    fn.submit("runs")
+    wait_until(lambda: len(turnstile.batches) == 2)
+    fn.submit("waits")
+    fn.submit("waits, too")
+    with pytest.raises(batched.QueueFull) as refused:
+        fn(4)
+    assert refused.value.retry_after_s == pytest.approx(3 * fn.stats.avg_processing_time)
+    turnstile.let_through(3)
     fn.shutdown()

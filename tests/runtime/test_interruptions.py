@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import sys
 import threading
 from typing import Any
@@ -15,7 +13,7 @@ import batched
 from batched._core.scheduler import Scheduler
 from batched._runtime.call_queue import CallQueue
 from batched._runtime.wakers import _wake_each as wake_each
-from stage import BOUND, held, python, wait_until
+from stage import BOUND, held, interrupted_once, python, wait_until
 
 pytestmark = pytest.mark.skipif(
     sys.platform == "win32", reason="signals end a process there, and there are no alarms"
@@ -23,33 +21,16 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.mark.parametrize("way", ["waits for its answer", "waits for room"])
-def test_ctrl_c_while_a_caller_waits_ends_its_call_only(
-    way: str, request: pytest.FixtureRequest
-) -> None:
+def test_ctrl_c_while_a_caller_waits_ends_its_call_only(way: str) -> None:
     records: list[batched.BatchRecord] = []
     gate, fn, running = held(max_queue_size=1, on_batch=records.append)
     others = [running] if way == "waits for its answer" else [running, fn.submit("waiting")]
-    interrupted = threading.Event()
 
-    def raise_once(*_: object) -> None:
-        if not interrupted.is_set():
-            interrupted.set()
-            raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGINT, raise_once)
-    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
-
-    def interrupt() -> None:
+    def late_waits() -> None:
         wait_until(lambda: fn.stats.queue_size + fn.stats.blocked == len(others))
-        # one that comes just before a thread begins to wait is handled at the end of the wait
-        while not interrupted.wait(0.1):
-            os.kill(os.getpid(), signal.SIGINT)
 
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted_once(late_waits):
         fn("late") if way == "waits for its answer" else fn.submit("late")
-    thread.join(BOUND)
     assert (fn.stats.blocked, fn.stats.cancelled) == (0, 1)
     gate.opened.set()
     assert [future.result(BOUND) for future in others] == ["running", "waiting"][: len(others)]
@@ -70,19 +51,15 @@ def interrupt_once(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> No
     monkeypatch.setattr(owner, name, interrupted)
 
 
-@pytest.mark.parametrize(
-    ("change", "again"), [("cancel", False), ("cancel", True), ("submit", False)]
-)
-def test_ctrl_c_while_the_queue_is_changed_ends_all_calls_with_an_error(
-    change: str, again: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("change", ["submit", "cancel", "cancel and its clean-up"])
+def test_ctrl_c_during_a_change_ends_all(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
     gate, fn, running = held(name="reset")
     waiting = fn.submit("waiting")
-    interrupt_once(monkeypatch, Scheduler, change)
-    if again:
+    interrupt_once(monkeypatch, Scheduler, "submit" if change == "submit" else "cancel")
+    if "clean-up" in change:
         interrupt_once(monkeypatch, CallQueue, "_lost_call")
     with pytest.raises(KeyboardInterrupt):
-        waiting.cancel() if change == "cancel" else fn.submit("late")
+        fn.submit("late") if change == "submit" else waiting.cancel()
     for future in (running, waiting):
         assert isinstance(future.exception(BOUND), batched.BatcherClosed)
     gate.opened.set()

@@ -17,9 +17,7 @@ from batched._runtime.event_loop import EventLoopRuntime
 from stage import BOUND, Gate, echo_coroutine, refuse_thread
 
 
-def test_a_worker_that_could_not_be_started_is_started_after_the_next_batch(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_worker_that_could_not_start_is_started_later(monkeypatch: pytest.MonkeyPatch) -> None:
     first, both = Gate(), threading.Barrier(2)
 
     @batched.dynamically(batch_size=1, max_concurrent_batches=2)
@@ -42,9 +40,7 @@ def test_a_worker_that_could_not_be_started_is_started_after_the_next_batch(
     fn.shutdown()
 
 
-@pytest.mark.parametrize(
-    "run", [asyncio.run, lambda main: trio.run(lambda: main)], ids=["asyncio", "trio"]
-)
+@pytest.mark.parametrize("run", [asyncio.run, lambda main: trio.run(lambda: main)])
 def test_a_failure_within_the_library_ends_its_calls_and_not_the_loop(
     run: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -79,9 +75,7 @@ def test_a_worker_that_is_cancelled_before_it_begins_ends_its_calls() -> None:
     asyncio.run(main())
 
 
-def test_a_signal_handler_that_raises_in_the_worker_ends_the_loop_and_its_calls(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_signal_handler_that_raises_ends_loop_and_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     fn: Any = batched.aio.dynamically(echo_coroutine)
 
     def interrupt(*_: object) -> None:
@@ -97,9 +91,7 @@ def test_a_signal_handler_that_raises_in_the_worker_ends_the_loop_and_its_calls(
             runner.get_loop().run_until_complete(calls[0])
 
 
-def test_a_list_whose_answer_cannot_be_made_ends_with_an_error(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_list_whose_answer_is_lost_ends_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     fn = batched.dynamically(batch_size=2)(lambda items: items)
 
     def fail(ended: list[Request], *_: object) -> int:

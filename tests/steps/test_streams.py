@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import signal
 import sys
-import threading
 from typing import Any
 
 import pytest
@@ -14,6 +12,7 @@ from countdowns import Gate, countdown, countdown_on_a_loop, stepwise
 
 from batched import BatcherClosed, Rows
 from batched._steps.stream import Pieces
+from stage import interrupted_once
 
 
 def test_pieces_arrive_while_the_row_runs_and_before_its_error() -> None:
@@ -76,23 +75,11 @@ def test_a_task_that_is_cancelled_while_it_reads_or_waits_frees_its_place() -> N
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a signal ends a process there")
 def test_a_thread_that_is_interrupted_while_it_reads_frees_its_place() -> None:
-    gate, over = Gate(), threading.Event()
+    gate = Gate()
     count = countdown(gate, batch_size=1)
-
-    def interrupt() -> None:
-        gate.wait_for_step()
-        while not over.wait(0.1):
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-
     stream = count.stream(10**9)
-    thread = threading.Thread(target=interrupt)
-    try:
-        thread.start()
-        with pytest.raises(KeyboardInterrupt):
-            next(stream)
-    finally:
-        over.set()
-        thread.join()
+    with interrupted_once(gate.wait_for_step):
+        next(stream)
     gate.open()
     assert count(1) == "1 x 1"
 
@@ -120,18 +107,12 @@ def test_text_that_is_not_read_is_joined_and_bounded() -> None:
     assert behind[:3] == [False, False, True]
 
 
-class Raced(Pieces):
-    """Pieces of which the reader takes all meanwhile."""
-
-    is_full = True
-
-
 def test_pieces_are_joined_by_their_type_and_none_is_lost() -> None:
     pieces = Pieces(2)
     for piece in ("a", b"x", b"y", "b", "c", 1, "d"):
         pieces.put(piece)
     assert [pieces.take() for _ in range(5)] == ["a", b"xy", "bc", 1, "d"]
-    raced = Raced(1)
+    raced = Pieces(0)  # full, although the reader has just taken all
     raced.put("a")
     assert raced.take() == "a"
 
@@ -152,27 +133,25 @@ def test_a_stream_of_a_closed_batcher_raises() -> None:
 
 @pytest.mark.parametrize("moment", ["before", "while another loop reads"])
 def test_a_stream_whose_loop_is_closed_raises(moment: str) -> None:
-    gate = threading.Event()
+    paused = asyncio.Event()
 
     async def pause() -> None:
-        gate.set()
+        paused.set()
         await asyncio.get_running_loop().create_future()
 
     async def begin() -> Any:
         stream = count.stream(4)
-        await asyncio.to_thread(gate.wait)
+        await paused.wait()
         return stream
 
     async def read() -> None:
-        if moment != "before":
-            asyncio.get_running_loop().call_soon(loop.close)
+        asyncio.get_running_loop().call_soon(loop.close)
         with pytest.raises(BatcherClosed):
             await anext(stream)
 
     count, loop = countdown_on_a_loop(pause), asyncio.new_event_loop()
     loop.set_exception_handler(lambda *_: None)
     stream = loop.run_until_complete(begin())
-    loop.run_until_complete(loop.shutdown_default_executor())
     tasks = asyncio.all_tasks(loop)
     if moment == "before":  # as `asyncio.run` does
         for task in tasks:

@@ -193,11 +193,10 @@ def trial(seed: int, *, on_loop: bool = False, coroutine: bool = False, **settin
 
 ON_LOOP = {"on_loop": True}
 SETTINGS: Any = [{}, {"max_queue_size": 8}, ON_LOOP, {**ON_LOOP, "coroutine": True}]
+SEEDS = [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(10, 30))]
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
-@pytest.mark.parametrize(
-    "seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(10, 30))]
-)
+@pytest.mark.parametrize("seed", SEEDS)
 def test_random_calls_get_their_own_results(settings: dict[str, Any], seed: int) -> None:
     trial(seed, **settings)

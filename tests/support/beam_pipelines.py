@@ -40,20 +40,14 @@ class Outcome:
 
 
 def run(
-    handler: Any,
-    items: Iterable[Any],
-    *,
-    threads: int = 1,
-    update: str = "",
-    timeout: int | None = None,
+    handler: Any, items: Iterable[Any], *, update: str = "", timeout: int | None = None
 ) -> Outcome:
     """Run inference on `items` with exception handling."""
     SEEN.clear()
-    flags = [f"--direct_num_workers={threads}", "--direct_running_mode=multi_threading"]
-    pipeline = beam.Pipeline(RUNNER, PipelineOptions(flags))
+    pipeline = beam.Pipeline(RUNNER, PipelineOptions([]))
     models = pipeline | "models" >> beam.Create([ModelMetadata(update, "new")]) if update else None
     inference = RunInference(handler, model_metadata_pcoll=models)
-    rows = pipeline | beam.Create(list(items), reshuffle=threads > 1)
+    rows = pipeline | beam.Create(list(items), reshuffle=False)
     results, dead = rows | inference.with_exception_handling(timeout=timeout)
     topics = {"results": results, "failed batches": dead.failed_inferences}
     for place in ("before", "after"):

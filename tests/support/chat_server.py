@@ -1,4 +1,4 @@
-"""Server of chat completions and embeddings, in a thread of its own, that misbehaves on demand."""
+"""Server of chat completions and embeddings, in threads of its own, that misbehaves on demand."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from http.client import parse_headers
+from socketserver import ThreadingTCPServer
+from typing import IO, Any, Final, Literal
 
 from pydantic import BaseModel
 
@@ -23,6 +25,8 @@ from batched.embeddings import EmbeddingClient
 
 BOUND: Final = 30.0
 """Seconds after which a wait counts as a hang."""
+RESET: Final = struct.pack("ii", 1, 0)
+"""The option of a socket that is not to linger."""
 
 
 class Person(BaseModel):
@@ -39,8 +43,8 @@ class Asked:
     number: int  # from 0 on
     moment: float  # at which it was read (s)
     body: dict[str, Any]
-    headers: dict[str, str]
-    before: int  # earlier requests with the same prompt
+    headers: Any  # by name, in upper or lower case
+    before: int = 0  # earlier requests with the same prompt
 
     @property
     def texts(self) -> list[str]:
@@ -84,188 +88,155 @@ def refuse(status: int = 429, **headers: str) -> Reply:
     return Reply(status=status, headers=named, body={"error": {"message": "not now"}})
 
 
+class _Listener(ThreadingTCPServer):
+    """Connections, each in a thread of its own. They end without ceremony."""
+
+    allow_reuse_address = True
+    request_queue_size = 1024
+    connections: set[Any]
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self.connections.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self.connections.discard(request)
+        request.close()
+
+
 class ChatServer:
     """The server. Any thread may replace `behave` at any time, and read the counts."""
 
     def __init__(self, behave: Behave = answer) -> None:
-        self.behave = behave
+        self.behave = behave  # called by one thread at a time
         self.requests: list[Asked] = []
         self.seen: Counter[str] = Counter()  # prompts
-        self.answered: Counter[str] = Counter()  # prompts with an answer of status 200
         self.statuses: Counter[int] = Counter()
         self.in_flight = 0
         self.most_in_flight = 0
-        self._clients: list[ChatClient[Any] | EmbeddingClient] = []
-        self._gate: asyncio.Event | None = None  # answers wait for it
-        self.writers: set[asyncio.StreamWriter] = set()  # of open connections
-        self._loop = asyncio.new_event_loop()
-        self._server: asyncio.Server | None = None
-        self._port = 0
+        self._clients: list[Any] = []
+        self._gate = threading.Event()  # answers wait for it
+        self._gate.set()
         self._changed = threading.Condition()  # notified with each request and each answer
-        self._thread = threading.Thread(target=self._run, name="chat server")
-        self._thread.start()
+        self._port = 0
         self.up()
-
-    @property
-    def moments(self) -> list[float]:
-        """Moments at which requests were read (s)."""
-        return [asked.moment for asked in self.requests]
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self._port}/v1"
 
-    def client(self, **settings: Any) -> ChatClient[Any]:
+    def client(self, **settings: Any) -> Any:
         """Return a client of this server, which is closed with it."""
-        known = {"name": "chat", "max_workers": 4}
-        client: ChatClient[Any] = ChatClient(self.url, "a-model", **{**known, **settings})
-        self._clients.append(client)
-        return client
+        return self._made(ChatClient, {"name": "chat", **settings})
 
-    def embedder(self, **settings: Any) -> EmbeddingClient:
+    def embedder(self, **settings: Any) -> Any:
         """Return a client of embeddings, which is closed with this server."""
-        known = {"name": "embedder", "max_workers": 4, "count_tokens": len}
-        client = EmbeddingClient(self.url, "a-model", **{**known, **settings})
-        self._clients.append(client)
-        return client
+        return self._made(EmbeddingClient, {"name": "embedder", "count_tokens": len, **settings})
+
+    def _made(self, kind: Any, settings: dict[str, Any]) -> Any:
+        self._clients.append(kind(self.url, "a-model", **{"max_workers": 4, **settings}))
+        return self._clients[-1]
 
     def up(self) -> None:
-        self._do(self._up())
+        serve: Any = self._serve
+        self._listener = _Listener(("127.0.0.1", self._port), serve)
+        self._listener.connections = set()
+        self._port = self._listener.server_address[1]
+        self._thread = threading.Thread(target=self._listener.serve_forever, args=(0.01,))
+        self._thread.start()
 
     def down(self) -> None:
         """End all connections, and refuse new connections."""
-        self._do(self._down())
+        self._listener.shutdown()
+        for connection in list(self._listener.connections):
+            with suppress(OSError):  # it has just ended
+                connection.shutdown(socket.SHUT_RDWR)
+        self._listener.server_close()
+        self._thread.join(BOUND)
 
     def hold(self) -> None:
         """Hold all answers until `release`."""
-        self._gate = asyncio.Event()
+        self._gate.clear()
 
     def release(self) -> None:
-        gate, self._gate = self._gate, None
-        if gate is not None:
-            self._loop.call_soon_threadsafe(gate.set)
+        self._gate.set()
 
     def until(self, condition: Callable[[], bool]) -> None:
-        """Wait until `condition` is true; it is checked after each request, answer and end."""
+        """Wait until `condition` is true; it is checked after each request and answer."""
         with self._changed:
-            assert self._changed.wait_for(condition, BOUND), (
-                "the condition did not become true in time"
-            )
+            assert self._changed.wait_for(condition, BOUND), "it did not become true in time"
 
     def close(self) -> None:
         self.release()
         for client in self._clients:
             client.shutdown(cancel_futures=True)
         self.down()
-        _forget(self.url)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(BOUND)
+        self._forget()
 
-    def _run(self) -> None:
-        self._loop.run_forever()
-        for task in asyncio.all_tasks(self._loop):
-            task.cancel()
-        self._loop.run_until_complete(asyncio.sleep(0))
-        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-        self._loop.close()
+    def _forget(self) -> None:
+        """Forget the limits, and close connections: a later server may have the same port."""
+        if (session := sys.modules.get("batched._chat.session")) is not None:
+            for address in [each for each in session._services if each[1] == self.url]:
+                closing = session._services.pop(address)._http.close()
+                loop = session.clients_loop()
+                asyncio.run_coroutine_threadsafe(closing, loop).result(BOUND)
 
-    def _do(self, work: Any) -> None:
-        asyncio.run_coroutine_threadsafe(work, self._loop).result(BOUND)
-
-    async def _up(self) -> None:
-        listener = socket.socket()
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(("127.0.0.1", self._port))
-        self._port = listener.getsockname()[1]
-        self._server = await asyncio.start_server(self._serve, sock=listener, backlog=1024)
-
-    async def _down(self) -> None:
-        if self._server is not None:
-            self._server.close()
-            self._server = None
-        for writer in list(self.writers):
-            _reset(writer)
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.writers.add(writer)
-        try:
-            while True:
-                head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")[1:-2]
-                headers = {
-                    name.lower(): value.strip()
-                    for name, _, value in (line.partition(":") for line in head)
-                }
-                body = json.loads(await reader.readexactly(int(headers["content-length"])))
-                if not await self._answer(body, headers, reader, writer):
+    def _serve(self, connection: socket.socket, *_: Any) -> None:
+        """Answer the requests of a connection."""
+        # errors: the client, or this server, has left
+        with suppress(OSError, TypeError, ValueError), connection.makefile("rb") as reader:
+            while reader.readline():
+                headers = parse_headers(reader)
+                body = json.loads(reader.read(int(headers["content-length"])))
+                with self._changed:
+                    asked = Asked(len(self.requests), time.perf_counter(), body, headers)
+                    asked.before = self.seen[asked.prompt]
+                    reply = self.behave(asked)
+                    self.requests.append(asked)
+                    self.seen[asked.prompt] += 1
+                    self.statuses[reply.status] += 1
+                    self.in_flight += 1
+                    self.most_in_flight = max(self.most_in_flight, self.in_flight)
+                    self._changed.notify_all()
+                self._wait(reply, reader)
+                for part in _parts(reply, asked):
+                    connection.sendall(part)
+                    time.sleep(0.1 if reply.end == "trickle" else 0.0)
+                if reply.end == "reset":
+                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+                if reply.end not in ("whole", "trickle"):
                     break
-        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
-            pass  # the client, or this server, has left
-        finally:
-            with self._changed:
-                self.writers.discard(writer)
-                self._changed.notify_all()
-            writer.close()
 
-    async def _answer(
-        self,
-        body: dict[str, Any],
-        headers: dict[str, str],
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-    ) -> bool:
-        asked = Asked(len(self.requests), time.perf_counter(), body, headers, 0)
-        asked.before = self.seen[asked.prompt]
-        with self._changed:
-            self.requests.append(asked)
-            self.seen[asked.prompt] += 1
-            self.in_flight += 1
-            self.most_in_flight = max(self.most_in_flight, self.in_flight)
-            self._changed.notify_all()
+    def _wait(self, reply: Reply, reader: IO[bytes]) -> None:
+        """Return once a reply may be sent, or the client has left."""
         try:
-            reply = self.behave(asked)
-            self.statuses[reply.status] += 1
-            if self._gate is not None:
-                await self._gate.wait()
-            if reply.after:
-                await asyncio.sleep(reply.after)
+            self._gate.wait()
+            time.sleep(reply.after)
             if reply.end == "hang":
-                await reader.read(1)  # until the client has left
-                return False
-            return await self._send(reply, asked, writer)
+                reader.read(1)
         finally:
             with self._changed:
                 self.in_flight -= 1
                 self._changed.notify_all()
 
-    async def _send(self, reply: Reply, asked: Asked, writer: asyncio.StreamWriter) -> bool:
-        if reply.end == "reset":
-            _reset(writer)
-            return False
-        content = reply.body if reply.body is not None else _regular(reply, asked)
-        data = content if isinstance(content, bytes) else json.dumps(content).encode()
-        lines = [
-            f"HTTP/1.1 {reply.status} Reason",
-            "content-type: application/json",
-            f"content-length: {len(data)}",
-            f"x-request-id: req_{asked.number}",
-            *(f"{name}: {value}" for name, value in reply.headers.items()),
-        ]
-        writer.write("\r\n".join([*lines, "", ""]).encode())
-        if reply.end == "half":
-            writer.write(data[: len(data) // 2])
-            await writer.drain()
-            return False
-        if reply.end == "trickle":
-            for place in range(len(data)):
-                writer.write(data[place : place + 1])
-                await writer.drain()
-                await asyncio.sleep(0.1)
-            return True
-        writer.write(data)
-        if reply.status == 200:
-            self.answered[asked.prompt] += 1
-        await writer.drain()
-        return True
+
+def _parts(reply: Reply, asked: Asked) -> list[bytes]:
+    """Return the parts of a response, which are sent one after another."""
+    if reply.end in ("reset", "hang"):
+        return []
+    content = _regular(reply, asked) if reply.body is None else reply.body
+    data = content if isinstance(content, bytes) else json.dumps(content).encode()
+    lines = [
+        f"HTTP/1.1 {reply.status} Reason",
+        "content-type: application/json",
+        f"content-length: {len(data)}",
+        f"x-request-id: req_{asked.number}",
+        *(f"{name}: {value}" for name, value in reply.headers.items()),
+    ]
+    head = "\r\n".join([*lines, "", ""]).encode()
+    if reply.end == "trickle":
+        return [head, *(data[place : place + 1] for place in range(len(data)))]
+    return [head + data[: len(data) // 2 if reply.end == "half" else None]]
 
 
 def _regular(reply: Reply, asked: Asked) -> dict[str, Any]:
@@ -281,25 +252,6 @@ def _regular(reply: Reply, asked: Asked) -> dict[str, Any]:
         "choices": [{"index": 0, "finish_reason": reply.reason, "message": message}],
         "usage": reply.usage or {"prompt_tokens": 10, "completion_tokens": 5},
     }
-
-
-def _forget(url: str) -> None:
-    """Forget the limits of a server, and close its connections: a later one may have its port."""
-    if (session := sys.modules.get("batched._chat.session")) is not None:
-        for address in [each for each in session._services if each[1] == url]:
-            service = session._services.pop(address)
-            if service._http is not None:
-                closing = asyncio.run_coroutine_threadsafe(
-                    service._http.close(), session.clients_loop()
-                )
-                closing.result(BOUND)
-
-
-def _reset(writer: asyncio.StreamWriter) -> None:
-    sock = writer.get_extra_info("socket")
-    with suppress(OSError, AttributeError):
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    writer.transport.abort()
 
 
 @contextmanager

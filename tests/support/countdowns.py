@@ -60,41 +60,33 @@ def steps(rows: Rows[int, str, int], scale: int, gate: Gate | None = None) -> It
 def countdown(gate: Gate | None = None, **settings: Any) -> Any:
     """Return a function of numbers of steps. A negative item fails alone after as many steps."""
 
-    decorate: Any = batched.continuously(**settings)
-
-    @decorate  # type: ignore[untyped-decorator]
     def count(rows: Rows[int, str, int], scale: int = 1) -> None:
         for _ in steps(rows, scale, gate):
             pass
 
-    return count
+    return batched.continuously(**settings)(count)
 
 
 def countdown_on_a_loop(pause: Any, **settings: Any) -> Any:
     """Return `countdown` as a coroutine function, which awaits `pause()` in each step."""
 
-    decorate: Any = batched.aio.continuously(**settings)
-
-    @decorate  # type: ignore[untyped-decorator]
     async def count(rows: Rows[int, str, int], scale: int = 1) -> None:
         for _ in steps(rows, scale):
             await pause()
 
-    return count
+    return batched.aio.continuously(**settings)(count)
 
 
 def stepwise(step: Any, **settings: Any) -> Any:
     """Return a function that works in steps and calls `step(rows)` in each."""
-    decorate: Any = batched.continuously(**settings)
 
-    @decorate  # type: ignore[untyped-decorator]
     def work(rows: Rows[Any, Any, Any]) -> None:
         while rows:
             rows.join()
             step(rows)
             rows.leave()
 
-    return work
+    return batched.continuously(**settings)(work)
 
 
 def finish_all(rows: Rows[Any, Any, Any]) -> None:

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy
 
 import batched
-from stage import BOUND, Stage
-
-DECOY = "decoy"
-"""Feature of a call that keeps the worker busy until the test lets it through, in its own batch."""
-
-
-def decoy() -> dict[str, Any]:
-    return {DECOY: numpy.zeros(1)}
+import batched.testing
+from stage import BOUND
 
 
 def unchanged(features: dict[str, Any], **_: Any) -> Any:
@@ -41,82 +35,32 @@ def to_lists(batch: dict[str, Any]) -> dict[str, Any]:
     return {name: array.tolist() for name, array in batch.items()}
 
 
-class FeatureStage(Stage):
-    """A batch function of features on any runtime.
-
-    It records its features. It waits for each batch if `gated`, otherwise for decoys only.
-    """
-
-    package = batched.inference
-    aio_package = batched.aio.inference
-
-    def decorate(
-        self, compute: Callable[..., Any] = unchanged, *, gated: bool = False, **settings: Any
-    ) -> Any:
-        # features of each call of the function but the decoys
-        self.seen: list[dict[str, Any]] = []
-
-        def answer(features: dict[str, Any], **extra: Any) -> Any:
-            return features if DECOY in features else compute(features, **extra)
-
-        function = self.function(answer, gated)
-
-        def spread(**features: Any) -> Any:
-            return function(features)
-
-        async def spread_coroutine(**features: Any) -> Any:
-            return await function(features)
-
-        if settings.get("spread_kwargs"):
-            self.fn = self.decorator(**settings)(
-                spread_coroutine if self.kind == "aio-coroutine" else spread
-            )
-        else:
-            self.fn = self.decorator(**settings)(function)
-        return self.fn
-
-    def note(self, batch: dict[str, Any]) -> bool:
-        self.batches.append(list(batch))
-        if DECOY not in batch:
-            self.seen.append(batch)
-        return DECOY in batch
-
-
 class Together:
     """A batched function of features, and calls that wait at the same time to share batches."""
 
     def __init__(self, compute: Callable[..., Any] = unchanged, **settings: Any) -> None:
-        # features of each call of the function but the decoys
-        self.seen: list[dict[str, Any]] = []
-        self._running = threading.Event()
-        self._go = threading.Event()
+        self.seen: list[dict[str, Any]] = []  # features of each call of the function
 
         def function(features: dict[str, Any], **extra: Any) -> Any:
-            if DECOY in features:
-                self._running.set()
-                assert self._go.wait(BOUND), "nobody let the decoy through"
-                if isinstance(settings.get("unpad"), dict):  # no declaration of decoys
-                    raise RuntimeError("a decoy")
-                return features
             self.seen.append(features)
             return compute(features, **extra)
 
-        self.fn: Any = batched.inference.dynamically(**settings)(function)
+        def spread(**features: Any) -> Any:
+            return function(features)
+
+        given: Any = spread if settings.get("spread_kwargs") else function
+        self.fn: Any = batched.inference.dynamically(**settings)(given)
 
     def answers(self, *calls: Mapping[str, Any], extra: Sequence[Any] = ()) -> list[Any]:
         """Return the result or exception of each call, all of which wait at the same time."""
-        self._running.clear()
-        self._go.clear()
-        first = self.fn.submit(decoy())
-        assert self._running.wait(BOUND), "the decoy did not run"
         waiting: list[Any] = []
-        for number, call in enumerate(calls):
-            try:
-                waiting.append(self.fn.submit(call, **(extra[number] if extra else {})))
-            except Exception as error:
-                waiting.append(error)
-        self._go.set()
-        first.exception(BOUND)
+        with ThreadPoolExecutor(1) as worker, batched.testing.hold(self.fn) as held:
+            for number, call in enumerate(calls):
+                try:
+                    waiting.append(self.fn.submit(call, **(extra[number] if extra else {})))
+                except Exception as error:
+                    waiting.append(error)
+            worker.submit(held.release).result(BOUND)
         return [
             each if isinstance(each, Exception) else each.exception(BOUND) or each.result(BOUND)
             for each in waiting
@@ -131,7 +75,6 @@ class Together:
         return answers
 
     def close(self) -> None:
-        self._go.set()
         self.fn.shutdown()
 
 

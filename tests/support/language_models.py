@@ -65,17 +65,15 @@ def gemma() -> Any:
 
 
 MODELS = {"llama": llama, "gpt2": gpt2, "gemma": gemma}
+_made: dict[str, Any] = {}
 
 
 def model(name: str = "llama") -> Any:
     """Return a model in evaluation mode, the same in every test."""
-    return _made(name)
-
-
-@functools.cache
-def _made(name: str) -> Any:
-    torch.manual_seed(0)
-    return MODELS[name]().eval()
+    if name not in _made:
+        torch.manual_seed(0)
+        _made[name] = MODELS[name]().eval()
+    return _made[name]
 
 
 def alone(model: Any, ids: list[int], limit: int, **settings: Any) -> list[int]:

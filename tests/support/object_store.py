@@ -8,6 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from urllib.request import Request, urlopen
 
+from pyarrow import fs
+
+SECRET = "hidden/secret"
+
 # in a process of its own: pyarrow may wait for the store while it holds the interpreter's lock
 SERVER = """
 import sys, threading
@@ -32,13 +36,33 @@ def object_store() -> Iterator[int]:
         stderr=subprocess.DEVNULL,
         text=True,
     ) as server:
-        assert server.stdin
         assert server.stdout
         yield int(server.stdout.readline())
-        server.stdin.close()
 
 
-def make_bucket(port: int, name: str) -> str:
-    """Make a bucket, and return the query of its URIs."""
-    with urlopen(Request(f"http://127.0.0.1:{port}/{name}", method="PUT")):
-        return f"endpoint_override=127.0.0.1:{port}&scheme=http&region=us-east-1"
+class Bucket:
+    """An empty bucket, new in a store."""
+
+    def __init__(self, port: int, name: str) -> None:
+        self.address = f"http://127.0.0.1:{port}/{name}"
+        self.name = name
+        self._query = f"endpoint_override=127.0.0.1:{port}&scheme=http&region=us-east-1"
+        with urlopen(Request(self.address, method="PUT")):
+            self.filesystem, _ = fs.FileSystem.from_uri(self.uri("x"))
+
+    def uri(self, path: str) -> str:
+        return f"s3://key:{SECRET.replace('/', '%2F')}@{self.name}/{path}?{self._query}"
+
+    def content(self) -> dict[str, bytes]:
+        """Return all objects."""
+        found = self.filesystem.get_file_info(fs.FileSelector(self.name, recursive=True))
+        return {info.path.partition("/")[2]: self.read(info.path) for info in found if info.is_file}
+
+    def read(self, path: str) -> bytes:
+        with self.filesystem.open_input_stream(path) as stream:
+            return bytes(stream.read())
+
+    def put(self, path: str, content: bytes) -> None:
+        there = f"{self.name}/{path}"
+        with self.filesystem.open_output_stream(there, compression=None) as stream:
+            stream.write(content)

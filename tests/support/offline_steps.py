@@ -34,10 +34,9 @@ class Counted:
     """A batch function that doubles numbers, notes its calls, and fails for the rows in `bad`."""
 
     def __init__(
-        self, bad: Collection[int] = (), error: Exception | None = None, most: int = 1000
+        self, bad: Collection[int] = (), error: type[Exception] = ValueError, most: int = 1000
     ) -> None:
-        self.bad = set(bad)
-        self.error = error or ValueError("bad row")
+        self.bad, self.error = set(bad), error
         self.most = most  # rows that memory has room for
         self.calls: list[list[int]] = []
 
@@ -46,7 +45,7 @@ class Counted:
         if len(items) > self.most:
             raise MemoryError
         if self.bad.intersection(items):
-            raise self.error
+            raise self.error("bad row")
         return double(items)
 
     @property
@@ -151,11 +150,6 @@ def outcome(func: Callable[..., Any], rows: list[Any], **settings: Any) -> Outco
         return outcomes.get(timeout=SOON)
 
 
-def results(func: Callable[..., Any], rows: list[Any], **settings: Any) -> list[Any]:
-    """Return the results or errors of one batch of `rows`."""
-    return outcome(func, rows, **settings).results
-
-
 def ask(submitter: Submitter, *batches: list[Any]) -> list[Any]:
     """Return the results of batches that are submitted one after another."""
     found = []
@@ -163,22 +157,6 @@ def ask(submitter: Submitter, *batches: list[Any]) -> list[Any]:
         submitter.submit(rows)
         found += submitter.outcomes.get(timeout=SOON).results
     return found
-
-
-_known: set[threading.Thread] = set()
-
-
-def note_threads() -> None:
-    """Note threads that earlier tests have left."""
-    _known.clear()
-    _known.update(threading.enumerate())
-
-
-def leftovers() -> list[str]:
-    """Return threads of engines that have begun since, and processes that this one has started."""
-    found = [each.name for each in set(threading.enumerate()) - _known]
-    names = [name for name in found if name.startswith("batched-")]
-    return names + [f"process {pid}" for pid in spawned_by(os.getpid())]
 
 
 def spawned_by(driver: int) -> list[int]:

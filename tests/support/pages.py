@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -22,6 +23,8 @@ FILE: Final = re.compile(r"# (\S+)\n")
 """First line of a block that is a file."""
 MEASURED: Final = re.compile(r"\d[\d.,]*(?= (?:s|ms|batches|queries|requests)\b)")
 """A number that differs between runs: a time, or a count that depends on the moments of calls."""
+PORTS: Final = ("8000", "8001")
+"""Ports of the servers of all pages. Servers take the first one by default."""
 
 
 def blocks(text: str, languages: str) -> list[tuple[str, str]]:
@@ -29,12 +32,35 @@ def blocks(text: str, languages: str) -> list[tuple[str, str]]:
     return re.findall(rf"^```({languages})\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
-def without_measures(output: str) -> str:
+def with_free_ports(text: str) -> tuple[str, dict[str, str]]:
+    """Return the text with free ports, and variables that lead servers to the first one."""
+    with socket.socket() as first, socket.socket() as second:
+        for free in (first, second):
+            free.bind(("127.0.0.1", 0))
+        ports = [str(free.getsockname()[1]) for free in (first, second)]
+    for written, port in zip(PORTS, ports, strict=True):
+        text = text.replace(written, port)
+    return text, {"UVICORN_PORT": ports[0], "PORT": ports[0]}
+
+
+def environment(python: Path, **added: str) -> Mapping[str, str]:
+    """Return the variables of a shell in which `python` is the Python."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("COV")}
+    path = f"{python.absolute().parent}{os.pathsep}{os.environ['PATH']}"
+    return {**kept, "PATH": path, "HF_HUB_OFFLINE": "1", "PYTHONPATH": "", **added}
+
+
+def without_measures(output: str) -> object:
     return MEASURED.sub("N", output.rstrip())
 
 
-def paste(text: str, folder: Path, environment: Mapping[str, str]) -> None:
-    """Run the blocks of a page in one shell, and compare outputs.
+def paste(
+    text: str,
+    folder: Path,
+    environment: Mapping[str, str],
+    shape: Callable[[str], object] = without_measures,
+) -> None:
+    """Run the blocks of a page in one shell, and compare the shapes of outputs.
 
     A block that begins with the name of a file in a comment is written to that file. The shell
     runs blocks of the language sh. A block of the language text after one of these is its output.
@@ -74,4 +100,4 @@ def paste(text: str, folder: Path, environment: Mapping[str, str]) -> None:
     told = [*outputs.values(), errors.read_text(), log.read_text() if log.exists() else ""]
     assert status == 0, f"exit status {status}\n" + "\n".join(told)
     for output, shown in expected.items():
-        assert without_measures(outputs[output]) == without_measures(shown)
+        assert shape(outputs[output]) == shape(shown)

@@ -15,22 +15,22 @@ def value(key: Key, step: int = 0) -> str:
     return f"{key!r} of step {step}"
 
 
-def done(keys: Sequence[Key], step: int = 0, hashed: int = 7, note: str = "") -> Commit:
+def done(keys: Sequence[Key], step: int = 0, note: str = "") -> Commit:
     """Return a commit of rows with results."""
-    return results(keys, [value(key, step) + note for key in keys], step, hashed)
+    return results(keys, [value(key, step) + note for key in keys], step)
 
 
-def results(keys: Sequence[Key], values: Sequence[Any], step: int = 0, hashed: int = 7) -> Commit:
+def results(keys: Sequence[Key], values: Sequence[Any], step: int = 0) -> Commit:
     """Return a commit of rows with these results, all of which fit."""
     read = Columns(["out"]).read(values)
     assert not read.misfits
-    return Commit(step, [(key, hashed) for key in keys], read)
+    return Commit(step, [(key, 7) for key in keys], read)
 
 
-def failed(keys: Sequence[Key], step: int = 0, hashed: int = 7) -> Commit:
+def failed(keys: Sequence[Key], step: int = 0) -> Commit:
     """Return a commit of rows that failed."""
     error = letter_text("inference", "ValueError: bad row", "File ...", 3)
-    return Commit(step, ended=[(key, hashed, error) for key in keys])
+    return Commit(step, ended=[(key, 7, error) for key in keys])
 
 
 def outputs(progress: Progress, keys: Sequence[Key]) -> dict[tuple[Key, int], Any]:

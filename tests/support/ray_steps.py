@@ -64,10 +64,6 @@ def measure(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"size": len(item["loud"]), "vector": [item["id"] / 7, 1.0]} for item in items]
 
 
-def same(items: list[str]) -> list[str]:
-    return items
-
-
 async def wait(items: list[str]) -> list[int]:
     await asyncio.sleep(0)
     return [os.getpid()] * len(items)

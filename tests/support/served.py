@@ -61,30 +61,3 @@ class Served:
         self._thread.join(PATIENCE)
         assert not self._thread.is_alive()
         shutil.rmtree(self._folder, ignore_errors=True)
-
-
-class ServedDecorator:
-    """Decorator that serves a function, and returns a function that is connected to it.
-
-    The decorator takes the settings of the served function.
-    """
-
-    def __init__(self, decorator: Any, connect: Any) -> None:
-        self._decorator = decorator
-        self._connect = connect
-        self.served: list[Served] = []
-
-    def __call__(self, *args: Any, **settings: Any) -> Any:
-        made = self._decorator(*args, **settings)
-        if args:
-            return self._connected(made)
-        return lambda function: self._connected(made(function))
-
-    def _connected(self, function: Any) -> Any:
-        served = Served(function)
-        self.served.append(served)
-        return self._connect(served.address)
-
-    def stop(self) -> None:
-        while self.served:
-            self.served.pop().stop()

@@ -24,7 +24,6 @@ note("built")
 
 @batched.dynamically(batch_size=16)
 def double(items: list[Any]) -> list[Any]:
-    """Return each item twice over."""
     note(*items)
     return [item * 2 for item in items]
 
@@ -46,28 +45,19 @@ def held(paths: list[str]) -> list[str]:
 
 @batched.dynamically
 def pids(items: list[Any]) -> list[int]:
-    """Return the number of the process for each item."""
     return [os.getpid()] * len(items)
 
 
 @batched.dynamically
 def same(items: list[Any]) -> list[Any]:
-    """Return the items."""
     return items
 
 
 @batched.dynamically
 def arrays(items: list[ndarray]) -> list[ndarray]:  # type: ignore[name-defined]  # numpy's  # noqa: F821
-    """Return the items, which may be arrays."""
     return items
 
 
 @batched.aio.dynamically
 async def awaited(items: list[Any]) -> list[Any]:
-    """Return the items, from a coroutine function."""
-    return items
-
-
-def undecorated(items: list[Any]) -> list[Any]:
-    """Return the items."""
     return items

@@ -6,13 +6,15 @@ from __future__ import annotations
 
 import concurrent.futures
 import os
+import signal
 import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import anyio
@@ -52,16 +54,6 @@ def python(
         check=False,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )
-
-
-def end_together(rows: batched.Rows[Any, Any], count: int) -> None:
-    """Finish rows with their own items, once `count` of them are live."""
-    while rows:
-        rows.join()
-        if len(rows) == count:
-            for row in rows:
-                row.finish(row.item)
-            rows.leave()
 
 
 class Gate:
@@ -120,15 +112,43 @@ def in_time(function: Callable[[], Any]) -> Any:
     return outcome.result(BOUND)
 
 
+@contextmanager
+def interrupted_once(ready: Callable[[], object]) -> Iterator[None]:
+    """Raise KeyboardInterrupt in the block, in the main thread, once `ready` has returned."""
+    over = threading.Event()
+
+    def handle(*_: object) -> None:
+        if not over.is_set():
+            over.set()
+            raise KeyboardInterrupt
+
+    def interrupt() -> None:
+        ready()
+        # one that comes just before a thread begins to wait is handled at the end of the wait
+        while not over.wait(0.1):
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, handle)
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            yield
+    finally:
+        over.set()
+        thread.join()
+        signal.signal(signal.SIGINT, before)
+
+
 def refuse_thread(_: threading.Thread) -> None:
     """Stand in for `Thread.start` where no thread can be started."""
     raise RuntimeError("can't start new thread")
 
 
-LOOPS: list[tuple[str, dict[str, Any]]] = [("asyncio", {}), ("trio", {})]
-"""Backends of `anyio.run`, each with its options."""
+LOOPS = [partial(anyio.run, backend=backend) for backend in ("asyncio", "trio")]
+"""`anyio.run` on each loop."""
 if sys.platform != "win32":
-    LOOPS.append(("asyncio", {"use_uvloop": True}))
+    LOOPS.append(partial(anyio.run, backend_options={"use_uvloop": True}))
 
 
 @dataclass(frozen=True)
@@ -168,19 +188,11 @@ class Stage:
 
     def __init__(self, scenario: Scenario) -> None:
         self.kind = scenario.kind
-        self._served: Any = None
-        if self.is_connected:
-            from served import ServedDecorator  # not in the many processes that need no server
-
-            connect = (self.aio_package if self.kind.startswith("aio") else self.package).connect
-            self._served = ServedDecorator(self.package.dynamically, connect)
+        self._served: list[Any] = []
         self.batches: list[list[Any]] = []  # as the function got them
         self.fn: Any = None
         self._threads = threading.Semaphore(0)
         self._tasks = anyio.Semaphore(0)
-
-    package: Any = batched
-    aio_package: Any = batched.aio
 
     @property
     def is_connected(self) -> bool:
@@ -190,9 +202,7 @@ class Stage:
     @property
     def name(self) -> str:
         """Name of the function in messages."""
-        if self._served is not None:
-            return str(self._served.served[-1].server.name)
-        return str(self.fn.__qualname__)
+        return str(self._served[-1].server.name if self._served else self.fn.__qualname__)
 
     @property
     def own_stats(self) -> Any:
@@ -208,29 +218,35 @@ class Stage:
     def calls_from_threads(self) -> bool:
         return self.kind in {"threads", "connect"}
 
-    @property
-    def decorator(self) -> Any:
-        if self._served is not None:
-            return self._served
-        return (self.aio_package if self.kind.startswith("aio") else self.package).dynamically
+    def decorated(self, function: Any, **settings: Any) -> Any:
+        """Return `function`, decorated and, if the scenario says so, served and connected to."""
+        package: Any = batched.aio if self.kind.startswith("aio") else batched
+        if not self.is_connected:
+            return package.dynamically(**settings)(function)
+        from served import Served  # not in the many processes that need no server
+
+        self._served.append(Served(batched.dynamically(**settings)(function)))
+        return package.connect(self._served[-1].address)
 
     def decorate(
         self, compute: Callable[..., Sequence[Any]] = _done, *, gated: bool = False, **settings: Any
     ) -> Any:
         """Return the batched function, which applies `compute` to each batch."""
-        self.fn = self.decorator(**settings)(self.function(compute, gated))
+        self.fn = self.decorated(self.function(compute, gated), **settings)
         return self.fn
 
     def function(self, compute: Callable[..., Any], gated: bool) -> Callable[..., Any]:
         """Return a plain or a coroutine function, as the scenario asks."""
 
         def plain(items: Any, **extra: Any) -> Any:
-            if self.note(items) or gated:
+            self.batches.append(items.copy())
+            if gated:
                 assert self._threads.acquire(timeout=BOUND), "nobody let the batch through"
             return compute(items, **extra)
 
         async def coroutine(items: Any, **extra: Any) -> Any:
-            if self.note(items) or gated:
+            self.batches.append(items.copy())
+            if gated:
                 with anyio.fail_after(BOUND):
                     await self._tasks.acquire()
             else:
@@ -238,11 +254,6 @@ class Stage:
             return compute(items, **extra)
 
         return coroutine if self.kind == "aio-coroutine" else plain
-
-    def note(self, batch: Any) -> bool:
-        """Record a batch; return whether it waits to be let through in any case."""
-        self.batches.append(batch.copy())
-        return False
 
     def let_through(self, batches: int = 1) -> None:
         """Let that many batches of a gated function pass."""
@@ -268,17 +279,14 @@ class Stage:
         """Let all batches pass, and end all decorated functions."""
         if self.fn is not None:
             self.let_through(1000)
-            with anyio.fail_after(BOUND):
-                await self.fn.aclose()
-        if self._served is not None:
-            await anyio.to_thread.run_sync(self._served.stop)
+            await self.shut_down()
 
     async def shut_down(self) -> None:
         """Close the function, and its server if it has one, once all observers were called."""
         with anyio.fail_after(BOUND):
             await self.fn.aclose()
-            if self._served is not None:
-                await anyio.to_thread.run_sync(self._served.stop)
+            while self._served:
+                await anyio.to_thread.run_sync(self._served.pop().stop)
 
     async def running(self, batches: int) -> None:
         """Return once that many batches have begun."""
@@ -301,13 +309,11 @@ class Stage:
             async with anyio.create_task_group() as group:
                 yield Callers(self, group)
 
-    busy_item: Any = "busy"
-
     @asynccontextmanager
-    async def busy(self) -> AsyncIterator[Callers]:
-        """Yield callers of a gated function, which meanwhile runs a batch of `busy_item` alone."""
+    async def busy(self, item: Any = "busy") -> AsyncIterator[Callers]:
+        """Yield callers of a gated function, which meanwhile runs a batch of `item` alone."""
         async with self.callers() as callers:
-            await callers.call(self.busy_item)
+            await callers.call(item)
             await self.running(1)
             yield callers
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+
+from countdowns import steps
 
 import batched
 from batched import Rows
@@ -12,46 +15,30 @@ sizes: list[int] = []
 """Live rows of each step in this process."""
 
 
-def advance(rows: Rows[int, int], left: list[int], scale: int) -> list[int]:
-    """Do one step of rows of `abs(item)` steps each. A negative item fails alone."""
-    left += [abs(row.item) for row in rows.join()]
-    sizes.append(len(rows))
-    for place, row in enumerate(rows):
-        left[place] -= 1
-        if row.item == 666:
-            raise ZeroDivisionError(str(row.item))
-        if left[place] < 1 and row.item < 0:
-            row.fail(ValueError(f"row {row.item}"))
-        elif left[place] < 1:
-            row.finish(row.item * scale)
-    places = rows.leave()
-    return [steps for place, steps in enumerate(left) if place not in places]
+def noted(rows: Rows[int, str, int], scale: int = 1) -> Iterator[None]:
+    """Work in steps, and note the size of each."""
+    for _ in steps(rows, scale):
+        sizes.append(len(rows))
+        if any(row.item == 666 for row in rows):
+            raise ZeroDivisionError("666")
+        yield
 
 
 @batched.continuously(batch_size=PLACES)
-def scaled(rows: Rows[int, int], scale: int = 1) -> None:
-    left: list[int] = []
-    while rows:
-        left = advance(rows, left, scale)
+def scaled(rows: Rows[int, str, int], scale: int = 1) -> None:
+    for _ in noted(rows, scale):
+        pass
 
 
 @batched.aio.continuously(batch_size=PLACES)
-async def scaled_on_a_loop(rows: Rows[int, int], scale: int = 1) -> None:
-    left: list[int] = []
-    while rows:
-        left = advance(rows, left, scale)
+async def scaled_on_a_loop(rows: Rows[int, str, int], scale: int = 1) -> None:
+    for _ in noted(rows, scale):
         await asyncio.sleep(0)
 
 
-def weight(item: int) -> int:
-    return abs(item)
-
-
 @batched.continuously(batch_size=PLACES)
-def heavy(rows: Rows[int, int]) -> None:
-    left: list[int] = []
-    while rows:
-        left = advance(rows, left, 1)
+def heavy(rows: Rows[int, str, int]) -> None:
+    for _ in noted(rows):
         if len(rows) > 2:
             raise MemoryError
 

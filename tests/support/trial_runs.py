@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
-import random
 import signal
 import sqlite3
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from ray_steps import start_ray
+import ray_steps
 
 from batched import offline
 
@@ -29,15 +27,12 @@ def note(log: str, step: int, keys: list[int]) -> None:
         _calls_left[0] -= 1
         if not _calls_left[0]:
             os.kill(os.getpid(), signal.SIGKILL)
-    descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    os.write(descriptor, (" ".join(map(str, [step, *keys])) + "\n").encode())
-    os.close(descriptor)
+    ray_steps.note(log, step, *keys)
 
 
 def calls_in(log: Path) -> list[tuple[int, list[int]]]:
     """Step and keys of each call that was written down."""
-    lines = log.read_text().splitlines() if log.exists() else []
-    return [(int(step), [*map(int, keys)]) for step, *keys in map(str.split, lines)]
+    return [(int(step), [*map(int, keys)]) for step, *keys in ray_steps.notes(log)]
 
 
 def computed_again(log: Path, committed: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -115,39 +110,12 @@ def told(report: offline.Report) -> dict[str, Any]:
     }
 
 
-def shout_and_measure(
-    log: str, first: Callable[..., Any], version: int = 1, **settings: Any
-) -> offline.Pipeline:
-    """Return both steps; the first one computes by `first`."""
-    return offline.Pipeline(
-        offline.Step(
-            first,
-            args=(log,),
-            name="shout",
-            input=["id", "text"],
-            output="loud",
-            where=is_kept,
-            version=1,
-            **settings,
-        ),
-        offline.Step(
-            measure,
-            args=(log, version),
-            input=["id", "loud"],
-            output=["size", "share"],
-            version=version,
-        ),
-    )
-
-
 def two_steps(
     source: Any,
     dest: str,
     log: str,
     *,
     version: int = 1,
-    batch_size: int = 8,
-    workers: int = 1,
     kill_at_call: int = 0,
     once: bool = False,
     **settings: Any,
@@ -159,9 +127,20 @@ def two_steps(
     _calls_left[0] = kill_at_call
     if once:
         source = (json.loads(line) for line in Path(source).read_text().splitlines())
-    steps = shout_and_measure(log, shout, version)
-    known: dict[str, Any] = {"batch_size": batch_size, "workers": workers, **settings}
-    return told(steps.run(source, dest, key="id", watch=False, **known))
+    steps = offline.Pipeline(
+        offline.Step(
+            shout, args=(log,), input=["id", "text"], output="loud", where=is_kept, version=1
+        ),
+        offline.Step(
+            measure,
+            args=(log, version),
+            input=["id", "loud"],
+            output=["size", "share"],
+            version=version,
+        ),
+    )
+    known: dict[str, Any] = {"key": "id", "watch": False, "batch_size": 8, "workers": 1}
+    return told(steps.run(source, dest, **{**known, **settings}))
 
 
 ODD: Final = 77
@@ -239,8 +218,10 @@ def of_kinds(
         ),
     )
     source = [{"id": key, "text": f"row {key}"} for key in range(count)]
+    began = time.perf_counter()
     if place == "ray":
-        start_ray()
+        ray_steps.start_ray()
+    started = time.perf_counter() - began
     for dest in dests:
         report = pipeline.run(
             source,
@@ -253,45 +234,4 @@ def of_kinds(
             overwrite=True,  # of several destinations, the progress file knows the last one
             watch=False,
         )
-    return told(report)
-
-
-def shout_slowly(items: list[dict[str, Any]], log: str) -> list[str]:
-    """First step of a run that is long enough to be killed."""
-    time.sleep(0.002)
-    return shout(items, log)
-
-
-async def shout_awaited(items: list[dict[str, Any]], log: str) -> list[str]:
-    """First step, as a coroutine function."""
-    await asyncio.sleep(0.002)
-    return shout(items, log)
-
-
-def to_be_killed(count: int, dest: str, log: str, *, place: str, seed: int) -> Mapping[str, Any]:
-    """Run both steps over `count` rows, a few of them bad, the first one computed at `place`; a Ray
-    is started for this run.
-    """
-    chance = random.Random(seed)
-    began = time.perf_counter()
-    engine = None
-    if place == "ray":
-        start_ray()
-        engine = offline.Ray(num_cpus=0.25)
-    started = time.perf_counter() - began
-    first = shout_awaited if place == "coroutine" else shout_slowly
-    report = shout_and_measure(log, first, processes=place == "processes").run(
-        [{"id": key, "text": _text(key)} for key in range(count)],
-        dest,
-        key="id",
-        batch_size=chance.choice([16, 33, 64, 128]),
-        workers=chance.choice([1, 2, 3]),
-        engine=engine,
-        watch=False,
-    )
     return {**told(report), "started_s": started}
-
-
-def _text(key: int) -> str:
-    kind = {5: "bad", 6: "worse"}.get(key % 701, "row")
-    return f"{kind} {key} " + "x" * (key % 50)

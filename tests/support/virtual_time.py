@@ -61,8 +61,6 @@ class Way:
     """Time between two callers (ms)."""
     think: float = 0.0
     """Mean think time of a caller (ms), exponentially distributed."""
-    spread: float = SPREAD
-    """Largest deviation of a gap, as a share of it."""
     away: tuple[float, float] = (0.0, 0.0)
     """Shortest and longest time away of a caller (ms)."""
 
@@ -154,7 +152,7 @@ def crowds(
     def come_back(order: list[int], now: float) -> None:
         for caller in order:
             way = kinds[kind_of[caller]].way
-            now += way.gap / 1e3 * dice[caller].uniform(1 - way.spread, 1 + way.spread)
+            now += way.gap / 1e3 * dice[caller].uniform(1 - SPREAD, 1 + SPREAD)
             think = dice[caller].expovariate(1 / way.think) / 1e3 if way.think else 0.0
             away = dice[caller].uniform(*way.away) / 1e3 if way.away[1] else 0.0
             heapq.heappush(coming, (now + think + away, caller))

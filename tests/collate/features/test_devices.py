@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType, SimpleNamespace
-from typing import Any
 
 import numpy
 import pytest
@@ -18,6 +15,7 @@ from batched._collate.features.parse import FeatureParser
 from batched._collate.features.settings import FeatureSettings
 from batched._core.scheduler import Request
 from feature_stage import Make
+from stage import in_time
 
 pytestmark = pytest.mark.once
 
@@ -31,7 +29,7 @@ class Device(str):
 
 
 class Tensor:
-    """A tensor on some device that can be joined and sent."""
+    """A tensor on some device that can be joined."""
 
     layout, is_nested = "strided", False
     requires_grad = False
@@ -43,12 +41,6 @@ class Tensor:
 
     def __len__(self) -> int:
         return self.shape[0]
-
-    def to(self, device: str, **_: Any) -> Tensor:
-        return Tensor(device, len(self))
-
-    def pin_memory(self) -> Tensor:
-        return self
 
 
 class FakeTorch(ModuleType):
@@ -82,12 +74,6 @@ def torch(monkeypatch: pytest.MonkeyPatch) -> FakeTorch:
     return fake
 
 
-def elsewhere(function: Callable[[], Any]) -> Any:
-    """Return the result of `function`, called in another thread."""
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(function).result()
-
-
 def test_joined_parts_are_complete_before_the_caller_gets_them(torch: FakeTorch) -> None:
     parts = [{"y": Tensor("cuda:1", 2)}, {"y": Tensor("cuda:1")}]
     joined = FeatureCollator("fn", FeatureSettings(), set()).join(Request(None, 3, ()), parts)
@@ -107,15 +93,8 @@ def test_cuda_means_the_current_device_of_the_first_caller_not_of_the_worker(
         parser.parse({"x": numpy.ones((1, 2))})
 
     call_on(3)
-    elsewhere(lambda: call_on(5))
-
-    def move() -> Any:  # as a worker does, on GPU 0
-        tensor = Tensor("cpu")
-        if setting == "device":
-            return devices.to_function({"x": tensor})["x"]
-        return devices.to_callers(tensor)
-
-    assert elsewhere(move).device == "cuda:3"
+    in_time(lambda: call_on(5))
+    assert getattr(devices, setting) == "cuda:3"
 
 
 @pytest.mark.model
@@ -146,17 +125,10 @@ def test_elements_that_no_tensor_can_hold_stay_in_an_array(together: Make, dtype
 @pytest.mark.model
 def test_results_are_moved_to_the_output_device(together: Make) -> None:
     pytest.importorskip("torch")
-    two = together(output_device="meta")
-    results = two.results(
-        {"x": numpy.ones((1, 2)), "y": numpy.ones(1)}, {"x": numpy.ones((2, 2)), "y": numpy.ones(2)}
-    )
-    assert [type(result["x"]) for result in results] == [numpy.ndarray] * 2, (
-        "only tensors are anywhere"
-    )
+    calls = [{"x": numpy.ones((rows, 2))} for rows in (1, 2)]
+    of_numpy = together(output_device="meta").results(*calls)
+    assert {type(result["x"]) for result in of_numpy} == {numpy.ndarray}, "only tensors move"
     two = together(device="cpu", output_device="meta")
-    results = two.results({"x": numpy.ones((1, 2))}, {"x": numpy.ones((2, 2))})
+    moved = [result["x"] for result in two.results(*calls)]
     assert two.seen[0]["x"].device.type == "cpu"
-    assert [(result["x"].device.type, tuple(result["x"].shape)) for result in results] == [
-        ("meta", (1, 2)),
-        ("meta", (2, 2)),
-    ]
+    assert [(each.device.type, len(each)) for each in moved] == [("meta", 1), ("meta", 2)]

@@ -22,44 +22,12 @@ A_WHILE = 200_000_000
 """Cycles of a GPU, about a tenth of a second."""
 
 
-def doubled(features: dict[str, Any]) -> Any:
-    assert all(tensor.is_cuda for tensor in features.values())
-    return {name: tensor * 2 for name, tensor in features.items()}
-
-
-@pytest.mark.parametrize("library", ["numpy", "torch"])
-@pytest.mark.parametrize("output_device", [None, "cpu"])
-def test_features_reach_the_gpu_and_results_come_back(
-    together: Make, library: str, output_device: str | None
-) -> None:
-    many = together(doubled, device="cuda", output_device=output_device, batch_size=16)
-    source = numpy.random.default_rng(0)
-    for _ in range(20):  # pinned memory is used again
-        arrays = [
-            source.integers(0, 100, (int(rows), int(width)))
-            for rows, width in source.integers(1, 9, (6, 2))
-        ]
-        calls = [{"ids": array, "scores": (array / 4).astype("float16")} for array in arrays]
-        given = (
-            calls
-            if library == "numpy"
-            else [{name: torch.from_numpy(array) for name, array in call.items()} for call in calls]
-        )
-        for call, result in zip(calls, many.results(*given), strict=True):
-            assert {name: tensor.device.type for name, tensor in result.items()} == dict.fromkeys(
-                call, output_device or "cuda"
-            )
-            assert result["scores"].dtype is torch.float16
-            assert all(
-                (result[name].cpu().numpy() == array * 2).all() for name, array in call.items()
-            )
-
-
 def test_pinned_memory_is_not_written_before_its_transfer_has_ended() -> None:
     @batched.inference.dynamically(
         device="cuda", batch_size=4, max_concurrent_batches=2, pad_token={"x": 0}
     )
     def fn(features: dict[str, Any]) -> Any:
+        assert features["x"].is_cuda
         torch.cuda._sleep(A_WHILE // 20)
         return features["x"] + 1
 
@@ -74,7 +42,7 @@ def test_pinned_memory_is_not_written_before_its_transfer_has_ended() -> None:
 def test_a_batch_waits_for_inputs_that_the_callers_stream_still_computes(
     together: Make, callers: int
 ) -> None:
-    some = together(doubled, pad_token={"x": 0})
+    some = together(lambda features: {"x": features["x"] * 2}, pad_token={"x": 0})
     calls = []
     with torch.cuda.stream(torch.cuda.Stream()):
         for number in range(callers):
@@ -99,18 +67,6 @@ def test_results_are_complete_on_every_stream(
 
     some = together(slow, device="cuda", output_device=output_device)
     results = some.results(*({"x": numpy.full((1, 1000 + number), 3)} for number in range(callers)))
+    assert {result.device.type for result in results} == {output_device or "cuda"}
     with torch.cuda.stream(torch.cuda.Stream()):
         assert all((result.cpu() == 6).all() for result in results)
-
-
-def test_a_batch_too_large_for_the_gpu_is_served_in_parts(together: Make) -> None:
-    total = torch.cuda.get_device_properties(0).total_memory
-
-    def hungry(features: dict[str, Any]) -> Any:
-        torch.empty(len(features["x"]) * (total // 12), dtype=torch.uint8, device="cuda")
-        return features["x"] * 2
-
-    some = together(hungry, device="cuda", output_device="cpu", batch_size=64)
-    x = numpy.arange(64)[:, None]
-    assert (some.fn({"x": x}).numpy() == x * 2).all()
-    assert some.fn.stats.memory_errors > 0

@@ -10,19 +10,18 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import sys
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import anyio
 import hypothesis
 import numpy
 import pytest
 from hypothesis import strategies as st
 
-from feature_stage import FeatureStage, decoy
-from stage import BOUND, SCENARIOS, Scenario
+from feature_stage import Together
 
 Model = Callable[[dict[str, Any]], Any]
 Call = dict[str, Any]
@@ -46,14 +45,17 @@ def floats(array: Any) -> Any:
     return array.float() if is_tensor(array) else array.astype(numpy.float32)
 
 
-def like(array: Any, values: list[float]) -> Any:
-    """Return `values` as floats of the library of `array`."""
-    made = numpy.array(values, numpy.float32)
-    if not is_tensor(array):
-        return made
-    import torch
+def library(array: Any) -> Any:
+    return sys.modules["torch" if is_tensor(array) else "numpy"]
 
-    return torch.from_numpy(made)
+
+def count(size: int, array: Any) -> Any:
+    """Return the numbers below `size` as floats of the library of `array`."""
+    return floats(library(array).arange(size))
+
+
+def detached(array: Any) -> Any:
+    return array.detach() if is_tensor(array) else array
 
 
 def scaled(array: Any) -> Any:
@@ -90,18 +92,16 @@ def masked_mean(features: Call, shape: Shape) -> Any:
 
 def per_token(features: Call, shape: Shape) -> Any:
     ids, _ = masked(features, shape)
-    return ids[:, :, None] * like(ids, [(number + 1) / 8 for number in range(shape.hidden)])
+    return ids[:, :, None] * (count(shape.hidden, ids) + 1) / 8
 
 
 def pooled(features: Call, shape: Shape) -> Any:
-    return masked_mean(features, shape)[:, None] + like(
-        features["ids"], [float(number) for number in range(shape.hidden)]
-    )
+    return masked_mean(features, shape)[:, None] + count(shape.hidden, features["ids"])
 
 
 def attentions(features: Call, shape: Shape) -> Any:
     ids, _ = masked(features, shape)
-    weights = like(ids, [(number + 1) / 4 for number in range(shape.heads)])
+    weights = (count(shape.heads, ids) + 1) / 4
     return ids[:, None, :, None] * ids[:, None, None, :] * weights[None, :, None, None]
 
 
@@ -134,9 +134,7 @@ def across(features: Call, shape: Shape) -> Any:
 
 def longest(features: Call, shape: Shape) -> Any:
     """Return a named tuple of torch, as its reductions do."""
-    import torch
-
-    return torch.max(per_token(features, shape), 2)
+    return library(features["ids"]).max(per_token(features, shape), 2)
 
 
 def recorded(features: Call, shape: Shape) -> Any:
@@ -144,34 +142,8 @@ def recorded(features: Call, shape: Shape) -> Any:
     return per_token(features, shape).requires_grad_(), pooled(features, shape).requires_grad_()
 
 
-@functools.cache
-def output_of_transformers() -> Any:
-    from transformers.utils.generic import ModelOutput
-
-    @dataclass
-    class EncoderOutput(ModelOutput):  # type: ignore[misc]  # its base is loaded at run time
-        last_hidden_state: Any = None
-        pooler_output: Any = None
-        hidden_states: Any = None
-        attentions: Any = None
-
-    return EncoderOutput
-
-
-def encoder(features: Call, shape: Shape) -> Any:
-    """Return outputs of models of transformers."""
-    hidden, kind = per_token(features, shape), output_of_transformers()
-    output = kind(
-        last_hidden_state=hidden,
-        hidden_states=(scaled(hidden), hidden),
-        attentions=(attentions(features, shape),),
-    )
-    output["scores"] = pooled(features, shape)  # an entry that was added
-    return {"first": output, "second": kind(pooler_output=pooled(features, shape))}
-
-
 MODELS = [elementwise, masked_mean, first_tokens_last, nested, across]
-OF_TORCH = [*MODELS, encoder, longest, recorded]
+OF_TORCH = [*MODELS, longest, recorded]
 
 
 @dataclass(frozen=True)
@@ -184,22 +156,8 @@ class Spec:
     width: int | None  # of all rows; None: each has its own
     pad: Any  # None: not given
 
-    def blank(self, pad: Any, shape: tuple[int, ...], tensors: bool) -> Any:
-        if not tensors:
-            return numpy.full(shape, pad, self.dtype)
-        import torch
 
-        return torch.full(shape, pad, dtype=getattr(torch, self.dtype))
-
-
-def pads(dtype: str) -> st.SearchStrategy[Any]:
-    if dtype == "bool":
-        return st.sampled_from([None, False, True])
-    if dtype == "uint8":
-        return st.sampled_from([None, 0, 255])
-    return (
-        st.sampled_from([None, 0, 1, -1, 9]) if "int" in dtype else st.sampled_from([None, 0, -1.5])
-    )
+PADS: dict[str, list[Any]] = {"bool": [None, False, True], "uint8": [None, 0, 255]}
 
 
 @st.composite
@@ -209,7 +167,8 @@ def specs(draw: st.DrawFn, name: str, dtypes: list[str]) -> Spec:
     if name != "ids":
         trailing = draw(st.sampled_from([None, (), (), (), (1,), (3,), (2, 3), (0,)]))
     width = None if name == "ids" or draw(st.booleans()) else draw(WIDTHS)
-    return Spec(name, dtype, trailing, width, draw(pads(dtype)))
+    pads = PADS.get(dtype, [None, 0, 1, -1, 9] if "int" in dtype else [None, 0, -1.5])
+    return Spec(name, dtype, trailing, width, draw(st.sampled_from(pads)))
 
 
 def values(
@@ -275,7 +234,6 @@ def calls(draw: st.DrawFn, all_specs: list[Spec], dtypes: list[str], tensors: bo
 class Example:
     """A function, its settings, and rounds of calls at the same time."""
 
-    scenario: Scenario
     model: Model
     specs: list[Spec]
     rounds: list[list[Call]]
@@ -283,7 +241,7 @@ class Example:
 
 
 def tokens(row: Call) -> int:
-    return len(row.get("ids", ()))  # a decoy has none
+    return len(row["ids"])
 
 
 @st.composite
@@ -295,12 +253,7 @@ def examples(
         draw(specs(name, dtypes)) for name in ("alpha", "beta", "gamma")[: draw(st.integers(0, 3))]
     ]
     every = [ids, *others]
-    shape = Shape(
-        0 if ids.pad is None else ids.pad, draw(st.integers(1, 7)), draw(st.integers(1, 5))
-    )
-    # through a socket only pickles would be tested, too
-    local = [scenario for scenario in SCENARIOS if not scenario.kind.endswith("connect")]
-    scenario = draw(st.sampled_from(local))
+    shape = Shape(ids.pad or 0, draw(st.integers(1, 7)), draw(st.integers(1, 5)))
     settings: dict[str, Any] = {
         "batch_size": draw(st.sampled_from([1, 2, 3, 5, 8, 32, 32])),
         "padding_side": draw(st.sampled_from(["right", "left"])),
@@ -309,7 +262,6 @@ def examples(
             spec.name: spec.pad for spec in every if spec.pad is not None
         },
         "spread_kwargs": draw(st.booleans()),
-        "max_concurrent_batches": draw(st.sampled_from([1, 1, 1, 2])),
         "length": draw(st.sampled_from([None, None, tokens])),
         "max_batch_tokens": draw(st.sampled_from([None, None, None, 6, 20])),
     }
@@ -317,103 +269,51 @@ def examples(
         [draw(calls(every, dtypes, tensors)) for _ in range(draw(st.integers(2, 6)))]
         for _ in range(draw(st.sampled_from([1, 1, 2, 3])))
     ]
-    return Example(scenario, lambda features: make(features, shape), every, rounds, settings)
+    return Example(lambda features: make(features, shape), every, rounds, settings)
 
 
 def own(call: Call, example: Example) -> Call:
     """Return the features of a call alone, with rows padded to the longest of them."""
-    known = {spec.name: spec for spec in example.specs}
+    pads = {spec.name: spec.pad or 0 for spec in example.specs}
     features: Call = {}
     for name, value in call.items():
         if not isinstance(value, list):
-            features[name] = value.detach() if is_tensor(value) else value
+            features[name] = detached(value)
             continue
-        tensors = is_tensor(value[0])
-        spec = dataclasses.replace(known[name], dtype=str(value[0].dtype).removeprefix("torch."))
-        shapes = [tuple(row.shape) for row in value]
-        longest = max((shape[0] for shape in shapes if shape), default=0)
-        array = spec.blank(
-            spec.pad or 0, (len(value), *([longest] if shapes[0] else []), *shapes[0][1:]), tensors
-        )
-        for number, row in enumerate(value):
-            source = row.detach() if tensors else row
-            if not shapes[number]:
-                array[number] = source
+        rows = [detached(row) for row in value]
+        shape = rows[0].shape
+        if shape:
+            shape = (max(map(len, rows)), *shape[1:])
+        full = library(rows[0]).full
+        features[name] = array = full((len(rows), *shape), pads[name], dtype=rows[0].dtype)
+        for number, row in enumerate(rows):
+            if not shape:
+                array[number] = row
             elif example.settings["padding_side"] == "left":
-                array[number, longest - len(row) :] = source
+                array[number, shape[0] - len(row) :] = row
             else:
-                array[number, : len(row)] = source
-        features[name] = array
+                array[number, : len(row)] = row
     return features
 
 
 def same(actual: Any, expected: Any, path: str = "output") -> None:
     """Compare structures, types, shapes, dtypes, devices and values."""
     assert type(actual) is type(expected), f"{path}: {type(actual)} is no {type(expected)}"
-    if expected is None:
-        return
-    if isinstance(expected, numpy.ndarray) or is_tensor(expected):
-        assert (actual.shape, actual.dtype) == (expected.shape, expected.dtype), path
-        if is_tensor(expected):
-            assert actual.device == expected.device, path
-            assert not actual.requires_grad, path
-            exact = not expected.dtype.is_floating_point
-            actual, expected = (
-                (tensor if exact else tensor.detach().double()).numpy()
-                for tensor in (actual, expected)
-            )
-        else:
-            exact = expected.dtype.kind not in "fc"
-        if exact:
-            assert (actual == expected).all(), f"{path}: {actual} is not {expected}"
-        else:
-            assert numpy.allclose(actual, expected, rtol=1e-5, atol=1e-5), (
-                f"{path}: {actual} is not {expected}"
-            )
-    elif isinstance(expected, Mapping):
+    if isinstance(expected, Mapping):
         assert list(actual) == list(expected), path
         for key in expected:
             same(actual[key], expected[key], f"{path}[{key!r}]")
-            assert (
-                not hasattr(actual, "__dataclass_fields__") or getattr(actual, key) is actual[key]
-            )
-    else:
-        assert len(actual) == len(expected), path
+    elif isinstance(expected, (list, tuple)):
         for number, (one, other) in enumerate(zip(actual, expected, strict=True)):
             same(one, other, f"{path}[{number}]")
-
-
-async def performed(example: Example) -> list[list[Any]]:
-    """Return the answers to all calls."""
-    stage = FeatureStage(example.scenario)
-    fn = stage.decorate(example.model, **example.settings)
-    answers: list[list[Any]] = []
-    try:
-        for round_of_calls in example.rounds:
-            async with stage.callers() as callers:
-                for _ in range(example.settings["max_concurrent_batches"]):
-                    started = len(stage.batches)
-                    await callers.call(decoy())
-                    await stage.running(started + 1)
-                numbers = [await callers.call(call) for call in round_of_calls]
-                stage.let_through(example.settings["max_concurrent_batches"])
-            answers.append([callers.answers[number] for number in numbers])
-    finally:
-        stage.let_through(100)
-        with anyio.fail_after(BOUND):
-            await fn.aclose()
-    return answers
-
-
-def check(example: Example) -> None:
-    """Compare the result of each call with the output for its own features."""
-    backend, options = example.scenario.backend
-    answers = anyio.run(performed, example, backend=backend, backend_options=options)
-    for round_of_calls, round_of_answers in zip(example.rounds, answers, strict=True):
-        for call, answer in zip(round_of_calls, round_of_answers, strict=True):
-            if isinstance(answer, Exception):
-                raise answer
-            same(answer, example.model(own(call, example)))
+    elif expected is not None:
+        assert (actual.shape, actual.dtype) == (expected.shape, expected.dtype), path
+        if is_tensor(expected):
+            assert (actual.device, actual.requires_grad) == (expected.device, False), path
+            actual, expected = [each.detach().double().numpy() for each in (actual, expected)]
+        actual, expected = [each.astype(float) for each in (actual, expected)]
+        is_close = numpy.allclose(actual, expected, rtol=1e-5, atol=1e-5)
+        assert is_close, f"{path}: {actual} is not {expected}"
 
 
 NUMPY_DTYPES = ["int64", "int32", "uint8", "bool", "float32", "float64", "float16"]
@@ -434,7 +334,10 @@ def test_each_caller_gets_what_the_function_returns_for_it_alone(model: Any, ten
     @PROPERTY
     @hypothesis.given(examples(model, dtypes, tensors=tensors))
     def each_caller_gets_its_own(example: Example) -> None:
-        check(example)
+        some = Together(example.model, **example.settings)
+        for calls in example.rounds:
+            for call, result in zip(calls, some.results(*calls), strict=True):
+                same(result, example.model(own(call, example)))
 
     if "BATCHED_EXAMPLES" not in os.environ:
         seeded = hypothesis.seed(zlib.crc32(model.__name__.encode()))

@@ -91,10 +91,8 @@ async def test_other_middleware_may_stand_around_or_inside(place: str) -> None:
         finally:
             ended.set()
 
-    other, ours = (
-        middleware.Middleware(base.BaseHTTPMiddleware, dispatch=dispatch),
-        middleware.Middleware(BatchedMiddleware),
-    )
+    other = middleware.Middleware(base.BaseHTTPMiddleware, dispatch=dispatch)
+    ours = middleware.Middleware(BatchedMiddleware)
     app = starlette(wait, full)
     app.user_middleware = [other, ours] if place == "around" else [ours, other]
     async with served(app) as client:

@@ -10,15 +10,12 @@ import sys
 import textwrap
 import threading
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy
 import pytest
-
-pytest.importorskip("pyarrow")
-pytest.importorskip("cloudpickle")
 
 import batched
 from batched._execution.memory import is_out_of_memory
@@ -34,8 +31,6 @@ from offline_steps import (
     double,
     fail,
     faulty,
-    leftovers,
-    note_threads,
     outcome,
     running,
     spawned_by,
@@ -43,14 +38,10 @@ from offline_steps import (
 )
 from stage import wait_until
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals")
-
-
-@pytest.fixture(autouse=True)
-def _nothing_is_left() -> Iterator[None]:
-    note_threads()
-    yield
-    wait_until(lambda: not leftovers())
+pytestmark = [
+    pytest.mark.skipif(sys.platform == "win32", reason="signals"),
+    pytest.mark.usefixtures("leftovers"),
+]
 
 
 def in_process(func: Callable[..., Any], rows: list[Any], **settings: Any) -> Outcome:
@@ -182,25 +173,6 @@ def test_a_class_whose_process_dies_while_it_is_built_ends_the_workers() -> None
 
 
 @pytest.mark.once
-def test_a_class_that_cannot_be_built_again_ends_the_workers(tmp_path: Path) -> None:
-    model = tmp_path / "model.bin"
-    model.write_text("")
-
-    class Model:
-        def __init__(self, path: Path) -> None:
-            path.read_text()
-
-        def __call__(self, items: list[Any]) -> list[Any]:
-            if "end" in items:
-                model.unlink()
-                os._exit(3)
-            return items
-
-    done = in_process(Model, [1, "end"], args=(model,))
-    assert type(done.fatal) is FileNotFoundError
-
-
-@pytest.mark.once
 def test_a_process_whose_pipe_another_one_holds_open_is_found_dead() -> None:
     def forking(items: list[Any]) -> list[Any]:
         if "fork" in items:
@@ -234,7 +206,7 @@ def test_features_run_in_processes_as_they_do_online() -> None:
 
 
 @pytest.mark.once
-def test_closing_ends_a_process_that_holds_the_gil(tmp_path: Path) -> None:
+def test_closing_ends_a_process_that_holds_the_gil(tmp_path: Path, leftovers: Any) -> None:
     begun = tmp_path / "begun"
 
     def holding(items: list[Any]) -> list[Any]:
@@ -245,18 +217,16 @@ def test_closing_ends_a_process_that_holds_the_gil(tmp_path: Path) -> None:
     with running(holding, processes=True) as (submitter, outcomes):
         submitter.submit([1, 2])
         wait_until(begun.exists)
-        submitter.engine.close()
-        wait_until(lambda: not leftovers())
+    wait_until(lambda: not leftovers())
     assert outcomes.empty()
 
 
 @pytest.mark.once
-def test_closing_ends_a_process_that_is_being_built() -> None:
+def test_closing_ends_a_process_that_is_being_built(leftovers: Any) -> None:
     with running(Process, processes=True, args=("hang",)) as (submitter, outcomes):
         submitter.submit([1])
         wait_until(lambda: bool(spawned_by(os.getpid())))
-        submitter.engine.close()
-        wait_until(lambda: not leftovers())
+    wait_until(lambda: not leftovers())
     assert outcomes.empty(), "that it was closed is no error"
 
 

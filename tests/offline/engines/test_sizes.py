@@ -6,8 +6,6 @@ from collections.abc import Callable
 
 import pytest
 
-pytest.importorskip("pyarrow")
-
 from batched import offline
 from batched.offline.engines.sizes import ENOUGH, AutoSize
 

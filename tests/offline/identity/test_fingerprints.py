@@ -14,8 +14,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("pyarrow")
-
 import batched.offline.identity
 from batched.offline.identity.code import difference, fingerprint
 
@@ -45,8 +43,11 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
 
     def import_anew(files: Mapping[str, str]) -> dict[str, Any]:
         for name, source in files.items():
-            (tmp_path / f"{name}.py").write_text(source)
-            monkeypatch.delitem(sys.modules, name, raising=False)
+            path = tmp_path / f"{name}.py"
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(source)
+            module = name.replace("/", ".").removesuffix(".__init__")
+            monkeypatch.delitem(sys.modules, module, raising=False)
         importlib.invalidate_caches()
         return fingerprint(step_in(importlib.import_module("steps")))
 
@@ -58,7 +59,6 @@ EDITS: dict[str, tuple[str, ...]] = {
     "a prompt in a function": ("def fn(a): return '{} ' + a", "Say", "Tell", "its code"),
     "a coroutine": ("{}def fn(a): return a", "", "async ", "its code"),
     "a bool": ("def fn(a): return {}", "1", "True", "its code"),
-    "a lambda on the same line": ("fn = [lambda a: 1, lambda a: 2][{}]", "0", "1", "its code"),
     "a nested function": ("def fn(a):\n def f(): return {}\n return f()", "1", "2", "its code"),
     "containers": ("P = dict(a=[(1, {{'{}'}})])\ndef fn(a): return P", "a", "b", "the global P"),
     "a string.Template": (
@@ -72,13 +72,6 @@ EDITS: dict[str, tuple[str, ...]] = {
     "a regular expression": (
         "import re\nR = re.compile('{}')\ndef fn(a): return R.sub('', a)",
         *("a" * 300 + "b", "a" * 300 + "c", "the global R"),
-    ),
-    "a pydantic model": (
-        (
-            "import pydantic\nclass S(pydantic.BaseModel):\n p: str\n"
-            "C = S(p='{}')\ndef fn(a): return C.p"
-        ),
-        *("a", "b", "the attribute p of S"),
     ),
     "a class attribute": (
         "class S:\n prompt = '{}'\ndef fn(a): return S.prompt",
@@ -152,16 +145,16 @@ EDITS: dict[str, tuple[str, ...]] = {
         ),
         *("a", "b", "the global P"),
     ),
-    "a constant of a helper's helper": (
-        "N = {}\ndef fn(a): return f(a)\ndef f(a): return (lambda: g(a))()\ndef g(a): return N",
-        *("1", "2", "the global N"),
-    ),
     "a constant of a module": (
         "import other\ndef fn(a): return other.P",
         *("1", "2", "the global P", "P = {}"),
     ),
     "a constant imported inside": (
         "def fn(a):\n from other import P\n return P",
+        *("1", "2", "the global P", "P = {}"),
+    ),
+    "a constant of a module of a package": (
+        "def fn(a):\n from my_package import other\n return other.P",
         *("1", "2", "the global P", "P = {}"),
     ),
     "a registry by a decorator": (
@@ -225,11 +218,11 @@ def test_an_edit_is_noticed_or_named(
     for library in ("jinja2", "pydantic", "torch"):
         if f"import {library}" in source:
             pytest.importorskip(library)
-    other = others[0] if others else ""
-    shown = [
-        load({"other": other.replace("{}", word), "steps": place + source.format(word)})
-        for word, place in ((before, ""), (before, "\n# moved\n"), (after, ""))
-    ]
+    shown = []
+    for word, place in ((before, ""), (before, "\n# moved\n"), (after, "")):
+        files = {"other": "".join(others).replace("{}", word), "my_package/__init__": ""}
+        files |= {"my_package/other": files["other"], "steps": place + source.format(word)}
+        shown.append(load(files))
     assert difference(*shown[:2]) is None
     found = difference(*shown[1:])
     if noun:
@@ -241,22 +234,6 @@ def test_an_edit_is_noticed_or_named(
             message.startswith("step 'embed': changes within") for message in caplog.messages
         )
         assert len(caplog.messages) == 3
-
-
-def test_an_edit_of_a_module_that_is_imported_from_a_package_is_noticed(
-    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "my_package").mkdir()
-    files = {
-        "my_package/__init__": "",
-        "steps": "def fn(a):\n from my_package import prompts\n return prompts.P",
-    }
-    shown = []
-    for word in "ab":
-        for name in ("my_package", "my_package.prompts"):
-            monkeypatch.delitem(sys.modules, name, raising=False)
-        shown.append(load({**files, "my_package/prompts": f"P = '{word}'"}))
-    assert difference(*shown) == "step 'embed': the global P differs"
 
 
 ACCEPTED = {
@@ -436,7 +413,6 @@ def test_a_script_is_the_same_as_a_module(load: Load, tmp_path: Path) -> None:
         ("import enum, other", "import enum\nimport json\nimport other\nunused = 1"),
         ("an attribute", "a method"),
         ("fn = ", "name = 'another name'\nfn = "),
-        ("def clean", "def unused(): pass\ndef clean"),
     ],
 )
 def test_an_edit_that_changes_nothing_is_not_noticed(edit: tuple[str, str], load: Load) -> None:
@@ -523,7 +499,6 @@ def test_a_version_stands_for_code_and_arguments() -> None:
         ({"where": len}, {"where": sum}, "its where differs"),
         ({"version": "v3"}, {"version": "v4"}, "its version was 'v3' and is 'v4'"),
         ({}, {"input": ("a", "b")}, "its input was ['text'] and is ['a', 'b']"),
-        ({}, {"output": ("b",)}, "its output was ['vector'] and is ['b']"),
     ],
 )
 def test_the_difference_is_named(

@@ -11,16 +11,14 @@ from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-pa = pytest.importorskip("pyarrow")
-
-import numpy as np  # noqa: E402  # after the skip
-import pyarrow.parquet as pq  # noqa: E402  # after the skip
-
-from batched.offline.identity.inputs import hash_inputs  # noqa: E402  # after the skip
-from batched.offline.sources.base import Window  # noqa: E402  # after the skip
-from batched.offline.sources.opening import open_source  # noqa: E402  # after the skip
+from batched.offline.identity.inputs import hash_inputs
+from batched.offline.sources.base import Window
+from batched.offline.sources.opening import open_source
 
 NAN = float("nan")
 UTC = dt.UTC
@@ -68,12 +66,9 @@ class Colour(enum.StrEnum):
         (np.int8(5), 5),
         (np.float32(0.1), float(np.float32(0.1))),
         (np.array([0.5, 1.5], "f4"), [0.5, 1.5]),
-        (np.array([1, 2], "u1"), [1, 2]),
         (np.array([[1, 2]]), [[1, 2]]),
         (np.array(["a", 1], object), ["a", 1]),
-        ((1, 2), [1, 2]),
         ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
-        (bytearray(b"a"), b"a"),
         (Colour.RED, "red"),
         (-NAN, NAN),
         (np.array([-NAN, 1.0]), [NAN, 1.0]),

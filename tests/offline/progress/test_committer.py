@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-pytest.importorskip("pyarrow")
 
 from batched.offline.progress.commit import Commit
 from batched.offline.progress.committer import WAITING, Committer
@@ -17,59 +17,40 @@ from progress_files import done
 from stage import wait_until
 
 
-class Gated:
-    """A committer of a stand-in for a progress file, whose transactions wait for the gate."""
-
-    def __init__(self, error: BaseException | None = None) -> None:
-        self.gate = threading.Semaphore(0)
-        self.begun = threading.Semaphore(0)
-        self.transactions: list[list[Commit]] = []
-        self.errors: list[BaseException] = []
-        self._error = error
-        progress: Any = self
-        self.committer = Committer(progress, self.errors.append)
-
-    def commit(self, commits: Sequence[Commit]) -> None:
-        self.begun.release()
-        assert self.gate.acquire(timeout=10)
-        if self._error:
-            raise self._error
-        self.transactions.append(list(commits))
-
-
 def test_few_commits_wait_and_all_that_wait_share_a_transaction_in_order() -> None:
-    gated = Gated()
+    gate, begun = threading.Semaphore(0), threading.Semaphore(0)
+    transactions: list[list[Commit]] = []
+
+    def commit(commits: Sequence[Commit]) -> None:
+        begun.release()
+        assert gate.acquire(timeout=10)
+        transactions.append(list(commits))
+
+    progress: Any = SimpleNamespace(commit=commit)
+    committer = Committer(progress, print)
     commits = [done([number]) for number in range(3 * WAITING + 1)]
-    gated.committer.submit(commits[0])
-    assert gated.begun.acquire(timeout=10)
-    submitted: list[Commit] = []
-
-    def submit() -> None:
-        for commit in commits[1:]:
-            gated.committer.submit(commit)
-            submitted.append(commit)
-
-    thread = threading.Thread(target=submit)
-    thread.start()
-    wait_until(lambda: len(submitted) == WAITING)
-    gated.gate.release(1000)
-    thread.join(10)
-    gated.committer.close()
-    assert gated.transactions[:2] == [commits[:1], commits[1 : 1 + WAITING]]
-    assert list(chain.from_iterable(gated.transactions)) == commits
-    assert gated.errors == []
+    committer.submit(commits[0])
+    assert begun.acquire(timeout=10)
+    with ThreadPoolExecutor(1) as thread:
+        submitted = [thread.submit(committer.submit, each) for each in commits[1:]]
+        wait_until(lambda: sum(each.done() for each in submitted) == WAITING)
+        gate.release(1000)
+    committer.close()
+    assert transactions[:2] == [commits[:1], commits[1 : 1 + WAITING]]
+    assert list(chain.from_iterable(transactions)) == commits
 
 
 def test_an_error_is_told_once_and_ends_it() -> None:
-    error = OSError("no room")
-    gated = Gated(error)
-    gated.committer.submit(done(["a"]))
-    assert gated.begun.acquire(timeout=10)
-    gated.committer.submit(done(["b"]))
-    gated.gate.release(1000)
-    wait_until(lambda: bool(gated.errors))
-    gated.committer.submit(done(["c"]))
+    error, errors = OSError("no room"), list[BaseException]()
+
+    def commit(_: Sequence[Commit]) -> None:
+        raise error
+
+    progress: Any = SimpleNamespace(commit=commit)
+    committer = Committer(progress, errors.append)
+    committer.submit(done(["a"]))
+    wait_until(lambda: bool(errors))
+    committer.submit(done(["b"]))
     with pytest.raises(OSError, match="no room"):
-        gated.committer.close()
-    assert gated.errors == [error]
-    assert gated.transactions == []
+        committer.close()
+    assert errors == [error]

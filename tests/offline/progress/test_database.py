@@ -9,7 +9,6 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -17,22 +16,18 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("pyarrow")
-
 from batched.errors import RunLocked, RunMismatch
-from batched.offline.progress.commit import Key
 from batched.offline.progress.database import LAYOUT
 from batched.offline.progress.store import Progress
 from progress_files import done, outputs, query, value
 
 HOLDER = """
-import sys
+import sys, threading
 from pathlib import Path
 from batched.offline.progress.store import Progress
 progress = Progress(Path(sys.argv[1]))
 print("open", flush=True)
-sys.stdin.read()
-progress.close()
+threading.Event().wait(60)
 """
 
 
@@ -41,51 +36,29 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "vectors.parquet.progress"
 
 
-@pytest.fixture
-def holder(path: Path) -> Iterator[subprocess.Popen[str]]:
-    """Another process that has the file open."""
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLDER, path],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout
-        assert process.stdout.readline() == "open\n"
-        yield process
-        process.kill()
-
-
 @pytest.mark.once
-@pytest.mark.parametrize("stopped", [False, True])
-def test_a_second_run_is_refused_until_the_first_one_is_killed(
-    path: Path, holder: subprocess.Popen[str], stopped: bool
+def test_a_second_run_is_refused_until_the_first_one_is_killed_also_while_it_is_stopped(
+    path: Path,
 ) -> None:
-    if stopped:
+    with subprocess.Popen([sys.executable, "-c", HOLDER, path], stdout=subprocess.PIPE) as holder:
+        assert holder.stdout
+        assert holder.stdout.readline() == b"open\n"
         holder.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, holder.pid, os.WSTOPPED | os.WNOWAIT)
-    with pytest.raises(RunLocked) as refused:
-        Progress(path)
-    assert str(refused.value).startswith(f"{path} is in use by another run")
-    holder.kill()
-    holder.wait()
+        with pytest.raises(RunLocked, match="is in use by another run"):
+            Progress(path)
+        holder.kill()
     Progress(path).close()
 
 
-@pytest.mark.once
-def test_a_run_that_ended_leaves_one_file(path: Path, holder: subprocess.Popen[str]) -> None:
-    holder.communicate("")
-    with closing(Progress(path)):
-        assert len(list(path.parent.iterdir())) > 1
-    assert list(path.parent.iterdir()) == [path]
-
-
-def test_a_second_run_of_one_process_is_refused_and_does_no_harm(path: Path) -> None:
+def test_a_second_run_of_one_process_is_refused_and_a_run_leaves_one_file(path: Path) -> None:
     with closing(Progress(path)) as first:
         for _ in range(2):
             with pytest.raises(RunLocked, match="another run"):
                 Progress(path)
         first.commit([done(["a"])])
+        assert len(list(path.parent.iterdir())) > 1
+    assert list(path.parent.iterdir()) == [path]
     with closing(Progress(path)) as second:
         assert outputs(second, ["a"]) == {("a", 0): value("a")}
 
@@ -110,10 +83,6 @@ def test_of_runs_that_open_a_new_file_together_one_has_it(tmp_path: Path) -> Non
 # --- foreign files
 
 
-def foreign_text(path: Path) -> None:
-    path.write_text("id,text\n" + "1,a sentence of a table that somebody needs\n" * 100)
-
-
 def foreign_database(path: Path) -> None:
     with closing(sqlite3.connect(path)) as conn, conn:
         conn.execute("create table rows(key, step)")
@@ -128,7 +97,7 @@ def newer_layout(path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (foreign_text, "is no progress file"),
+        (lambda path: path.write_text("a sentence that somebody needs" * 100), "is no progress"),
         (foreign_database, f"is no progress file of this version of batched (layout {LAYOUT})"),
         (newer_layout, f"is no progress file of this version of batched (layout {LAYOUT})"),
     ],
@@ -182,20 +151,17 @@ def test_every_commit_is_on_disk_before_it_returns(path: Path) -> None:
 def test_a_full_disk_keeps_what_is_committed_and_the_run_goes_on_once_there_is_room(
     path: Path,
 ) -> None:
-    def names(prefix: str) -> list[Key]:
-        return [f"{prefix} {n}" for n in range(2000)]
-
+    first, second = ([f"{name} {n}" for n in range(2000)] for name in "ab")
     progress = Progress(path)
-    progress.commit([done(names("a"))])
-    progress.note_source(0, names("a"))
+    progress.commit([done(first)])
     (pages,) = query(progress, "pragma page_count")[0]
     query(progress, f"pragma max_page_count = {pages + 2}")
     with pytest.raises(OSError, match="no room") as full:
-        progress.commit([done(names("b")), done(names("c"))])
+        progress.commit([done(second)])
     assert (full.value.errno, full.value.filename) == (errno.ENOSPC, str(path))
-    assert set(progress.committed(names("b"))) == set()
-    assert len(outputs(progress, names("a")[:10])) == 10
+    assert progress.committed(second) == {}
+    assert len(outputs(progress, first[:10])) == 10
     progress.close()
     with closing(Progress(path)) as progress:
-        progress.commit([done(names("b"))])
+        progress.commit([done(second)])
         assert progress.counts() == {0: {"ok": 4000, "failed": 0, "filtered": 0}}

@@ -2,36 +2,29 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
-pa = pytest.importorskip("pyarrow")
-
-import pyarrow.parquet as pq  # noqa: E402  # after the skip
-
-from batched import offline  # noqa: E402
-from batched.errors import ResultError  # noqa: E402
-from batched.offline.progress.commit import Commit, Key  # noqa: E402
-from batched.offline.progress.store import Progress  # noqa: E402
-from batched.offline.types.columns import Columns  # noqa: E402
+from batched import offline
+from batched.errors import ResultError
+from batched.offline.progress.commit import Commit, Key
+from batched.offline.progress.store import Progress
+from batched.offline.types.columns import Columns
 
 pytestmark = pytest.mark.once
 
 
-def make_run(
-    folder: Path, source: Sequence[Key | None], *steps: dict[Key, Any], key: str | None = "id"
-) -> str:
+def make_run(folder: Path, source: Sequence[Key | None], *steps: dict[Key, Any]) -> str:
     """Leave the progress file of a run that has committed these values; return its result."""
     with closing(Progress(folder / "r.parquet.progress")) as progress:
         names = [f"out{number}" for number in range(len(steps))]
-        progress.put_all(
-            {"key": key, "steps": [{"name": name, "output": [name]} for name in names]}
-        )
+        noted = [{"name": name, "output": [name]} for name in names]
+        progress.put_all({"key": "id", "steps": noted})
         for number, values in enumerate(steps):
             read = Columns([names[number]]).read(list(values.values()))
             progress.commit([Commit(number, [(each, 0) for each in values], read)])
@@ -63,28 +56,11 @@ def test_a_row_that_a_file_cannot_hold_is_an_error(tmp_path: Path) -> None:
     assert len(Path(offline.export(result, tmp_path / "some.jsonl")).read_text().split("\n")) == 4
 
 
-def test_an_export_replaces_a_file_only_if_told_so(tmp_path: Path) -> None:
-    result, dest = make_run(tmp_path, ["a"], {"a": 1}), tmp_path / "some.csv"
-    dest.write_text("mine")
-    with pytest.raises(ResultError, match="is there already"):
-        offline.export(result, dest)
-    assert dest.read_text() == "mine"
-    assert offline.export(result, dest, overwrite=True) == str(dest)
-    assert dest.read_bytes() == b"id,out0\r\na,1\r\n"
-    assert {name for name in os.listdir(tmp_path) if "progress" not in name} == {"some.csv"}
-
-
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_an_export_never_replaces_the_result(tmp_path: Path, overwrite: bool) -> None:
     result = make_run(tmp_path, ["a"], {"a": 1})
     with pytest.raises(ResultError, match="the export would replace the result .* itself; name"):
         offline.export(result, tmp_path / "x" / ".." / "r.parquet", overwrite=overwrite)
-
-
-def test_a_run_that_has_not_begun_has_no_export(tmp_path: Path) -> None:
-    with pytest.raises(ResultError, match=r"r\.csv\.progress does not exist"):
-        offline.export(tmp_path / "r.csv", tmp_path / "some.csv")
-    assert not os.listdir(tmp_path)
 
 
 def test_a_remote_result_is_exported_from_its_progress_file(tmp_path: Path) -> None:

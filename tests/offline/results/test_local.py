@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import csv
 import errno
 import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from datetime import UTC, date, datetime, time, timedelta
+from datetime import time, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from result_files import fill, publish
 
-pa = pytest.importorskip("pyarrow")
-
-import pyarrow.parquet as pq  # noqa: E402  # after the skip
-from result_files import fill, publish  # noqa: E402
-
-from batched.errors import ResultError  # noqa: E402
-from batched.offline.results import formats as _formats  # noqa: E402
-from batched.offline.results.opening import Stamp, open_result  # noqa: E402
+from batched.errors import ResultError
+from batched.offline.results import formats as _formats
+from batched.offline.results.opening import Stamp, open_result
 
 pytestmark = pytest.mark.once
 
@@ -112,13 +109,13 @@ def test_only_the_result_of_an_earlier_run_is_replaced_as_that_run_left_it(dest:
 
 def test_a_file_that_came_in_the_meantime_is_not_replaced(dest: str) -> None:
     result = fill(open_result(dest), ROWS)
-    write(dest.rstrip("/") + "2" + Path(dest).suffix + "/" * dest.endswith("/"), ROWS)
-    os.rename(dest.rstrip("/") + "2" + Path(dest).suffix, dest.rstrip("/"))
-    before = content(dest)
+    file = Path(dest) / "part-00000.parquet" if dest.endswith("/") else Path(dest)
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("mine")
     with pytest.raises(ResultError, match="is there already"):
         result.publish(len)
     result.close()
-    assert content(dest) == before
+    assert file.read_text() == "mine"
 
 
 def test_a_run_killed_before_the_rename_knows_both_files(dest: str) -> None:
@@ -138,10 +135,9 @@ def test_a_run_killed_before_the_rename_knows_both_files(dest: str) -> None:
     write(dest, OTHER, known=known)
 
 
-@pytest.mark.parametrize("killed", [False, True])
 @pytest.mark.parametrize("number", [1, 2])
 def test_a_folder_that_was_not_replaced_to_the_end_is_repaired_by_the_next_run(
-    number: int, killed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dest = f"{tmp_path}/r/"
     known: Sequence[Stamp] = [write(dest, ROWS)]
@@ -164,8 +160,6 @@ def test_a_folder_that_was_not_replaced_to_the_end_is_repaired_by_the_next_run(
         patch.setattr(Path, "rename", fail)
         result.publish(note)
     assert content(dest if number == 1 else f"{tmp_path}/r.replaced") == before
-    if not killed:
-        result.close()
     write(dest, OTHER, known=known)
     assert pq.read_table(dest).to_pydict() == OTHER
     assert os.listdir(tmp_path) == ["r"]
@@ -177,28 +171,22 @@ def test_a_folder_with_other_files_is_never_replaced(tmp_path: Path) -> None:
         open_result(f"{tmp_path}/", overwrite=True)
 
 
-@pytest.mark.parametrize("name", ["in.jsonl", "./in.jsonl", "sub/../in.jsonl", "link.jsonl"])
 def test_a_source_is_never_replaced_by_its_own_result(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "sub").mkdir()
-    (tmp_path / "in.jsonl").write_text("{}")
-    (tmp_path / "link.jsonl").symlink_to("in.jsonl")
-    with pytest.raises(ResultError, match=r"in\.jsonl would replace 'in\.jsonl', which the source"):
-        open_result(name, overwrite=True, source_paths=["other.jsonl", "in.jsonl"])
-    assert (tmp_path / "in.jsonl").read_text() == "{}"
-
-
-def test_a_folder_of_the_source_is_never_replaced_by_its_own_result(tmp_path: Path) -> None:
-    write(f"{tmp_path}/r/", ROWS)
-    (tmp_path / "link").symlink_to("r")
-    with pytest.raises(ResultError, match="which the source reads"):
-        open_result(
-            f"{tmp_path}/link/",
-            overwrite=True,
-            source_paths=[f"{tmp_path}/r/part-00000.parquet"],
-        )
+    for dest in ("in.jsonl", "r/"):
+        write(dest, ROWS)
+    os.mkdir("sub")
+    os.symlink("in.jsonl", "link.jsonl")
+    os.symlink("r", "link")
+    for name, read in (
+        ("sub/../in.jsonl", "in.jsonl"),
+        ("link.jsonl", "in.jsonl"),
+        ("link/", "r/part-00000.parquet"),
+    ):
+        with pytest.raises(ResultError, match=f"would replace '{read}', which the source reads"):
+            open_result(name, overwrite=True, source_paths=["other.jsonl", read])
 
 
 # --- the destination is tried before anything runs ---
@@ -264,31 +252,17 @@ def test_row_groups_and_parts_are_bounded(tmp_path: Path, monkeypatch: pytest.Mo
 
 VALUES: list[tuple[Any, str, str]] = [
     (None, "null", ""),
-    (True, "true", "true"),
-    (-(2**63), "-9223372036854775808", "-9223372036854775808"),
-    (0.1, "0.1", "0.1"),
     (math.nan, "NaN", "nan"),
     (-math.inf, "-Infinity", "-inf"),
     ("", '""', '""'),
     ('a,"b"\r\nc', '"a,\\"b\\"\\r\\nc"', '"a,""b""\r\nc"'),
-    ("null", '"null"', "null"),
-    (b"\xff\0", '"/wA="', "/wA="),
-    (date(2024, 1, 2), '"2024-01-02"', "2024-01-02"),
     (time(1, 2, 3, 4), '"01:02:03.000004"', "01:02:03.000004"),
-    (datetime(2024, 1, 2, 3), '"2024-01-02T03:00:00"', "2024-01-02T03:00:00"),
-    (
-        datetime(2024, 1, 2, 3, tzinfo=UTC),
-        '"2024-01-02T03:00:00+00:00"',
-        "2024-01-02T03:00:00+00:00",
-    ),
     (timedelta(seconds=90, microseconds=5), "90.000005", "90.000005"),
     (Decimal("1234567890123456789.10"), '"1234567890123456789.10"', "1234567890123456789.10"),
-    ([1, None], "[1,null]", '"[1,null]"'),
     ({"a": [math.nan], "b": None}, '{"a":[NaN],"b":null}', '"{""a"":[NaN],""b"":null}"'),
     (np.array([0.1, 0.2], "float32"), "[0.1,0.2]", '"[0.1,0.2]"'),
     (np.array([0.1, math.nan], "float32"), "[0.1,NaN]", '"[0.1,NaN]"'),
     (np.arange(4.0).reshape(2, 2).T, "[[0.0,2.0],[1.0,3.0]]", '"[[0.0,2.0],[1.0,3.0]]"'),
-    ([np.array([1], "int8"), math.nan], "[[1],NaN]", '"[[1],NaN]"'),
     (2**65, "36893488147419103232", "36893488147419103232"),
     ([2**65, "é", None], '[36893488147419103232,"é",null]', '"[36893488147419103232,""é"",null]"'),
 ]
@@ -313,10 +287,3 @@ def test_a_lone_surrogate_is_written_as_an_escape(tmp_path: Path) -> None:
     assert json.loads(text) == json.loads(line)
     write(f"{tmp_path}/r.csv", {"a": ["\ud800é"]})
     assert (tmp_path / "r.csv").read_bytes().decode() == "a\r\n\\ud800é\r\n"
-
-
-def test_a_csv_is_read_back_by_the_standard_library(tmp_path: Path) -> None:
-    texts = ["", " a ", 'q"', "a,b", "a\nb", "a\r\nb", "é", "\0"]
-    write(f"{tmp_path}/r.csv", {'na,"me': texts, "b": texts})
-    with open(tmp_path / "r.csv", newline="", encoding="utf-8") as file:
-        assert list(csv.reader(file)) == [['na,"me', "b"], *([text, text] for text in texts)]

@@ -12,27 +12,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-pa = pytest.importorskip("pyarrow")
-
-import pyarrow.parquet as pq  # noqa: E402  # after the skip
-
-from batched.errors import SourceError  # noqa: E402
-from batched.offline.progress import store as _store  # noqa: E402
-from batched.offline.progress.commit import Commit, Key, Letter, letter_text  # noqa: E402
-from batched.offline.progress.store import Progress  # noqa: E402
-from batched.offline.results import merge as _merge  # noqa: E402
-from batched.offline.results.formats import Lines, Parquet  # noqa: E402
-from batched.offline.results.merge import Merge  # noqa: E402
-from batched.offline.results.opening import open_result  # noqa: E402
-from batched.offline.sources.opening import open_source  # noqa: E402
-from batched.offline.types.columns import Columns  # noqa: E402
-from progress_files import results  # noqa: E402
+from batched.errors import SourceError
+from batched.offline.progress import store as _store
+from batched.offline.progress.commit import Key, Letter, letter_text
+from batched.offline.progress.store import Progress
+from batched.offline.results import merge as _merge
+from batched.offline.results.formats import Lines, Parquet
+from batched.offline.results.merge import Merge
+from batched.offline.results.opening import open_result
+from batched.offline.sources.opening import open_source
+from batched.offline.types.columns import Columns
+from progress_files import results
 
 pytestmark = pytest.mark.once
-
-DESTINATIONS = ["r.parquet", "r.jsonl", "r/"]
 
 
 class Case:
@@ -99,35 +95,18 @@ def case(tmp_path: Path) -> Iterator[Case]:
     case.progress.close()
 
 
-VALUES: dict[str, Callable[[int], Any]] = {
-    "numbers": lambda n: n,
-    "texts": lambda n: f"text {n}",
-    "vectors": lambda n: np.full(3, n, np.float32),
-    "tensors": lambda n: np.full((2, 2), n, np.float32),
-    "ragged": lambda n: np.full(n % 4, n, np.float32),
-    "dicts": lambda n: {"n": n, "list": [n] * (n % 3)},
-    "sometimes": lambda n: None if n % 5 == 0 else n / 2,
-}
-
-
-def plain(value: Any) -> Any:
-    """Return an array as a list."""
-    return value.tolist() if isinstance(value, np.ndarray) else value
-
-
 # --- each row has its own result ---
 
 
-@pytest.mark.parametrize("dest", DESTINATIONS)
 def test_a_row_needs_a_result_of_every_step_and_a_later_step_may_replace_columns(
-    dest: str, case: Case
+    case: Case,
 ) -> None:
     case.commit(range(10), [f"first {n}" for n in range(10)])
     case.commit(range(0, 10, 2), list(range(0, 10, 2)), step=1)
     case.commit(range(0, 10, 4), [float(n) for n in range(0, 10, 4)], step=2)
     case.note(range(10))
     columns = [Columns(["a"]), Columns(["out"]), Columns(["out"])]
-    rows = case.merge([{"id": n, "a": "source"} for n in range(10)], dest, columns=columns)
+    rows = case.merge([{"id": n, "a": "source"} for n in range(10)], "r/", columns=columns)
     assert rows == [{"id": n, "a": f"first {n}", "out": float(n)} for n in (0, 4, 8)]
 
 
@@ -135,20 +114,22 @@ def test_a_row_needs_a_result_of_every_step_and_a_later_step_may_replace_columns
 
 
 @pytest.mark.parametrize(
-    ("batch", "kind", "dest"),
+    ("batch", "make", "dest"),
     [
-        (5, "vectors", "r.parquet"),
-        (50, "dicts", "r.jsonl"),
-        (50, "numbers", "r.jsonl"),
-        (50, "texts", "r/"),
-        *[(50, kind, "r.parquet") for kind in ("tensors", "ragged", "sometimes")],
+        (5, lambda n: np.full(3, n, np.float32), "r.parquet"),
+        (50, lambda n: np.full(n % 4, n, np.float32), "r/"),
+        (50, lambda n: {"n": n, "list": [n] * (n % 3), "maybe": None if n % 5 else n}, "r.jsonl"),
     ],
 )
 def test_any_order_of_the_source_gives_its_rows_and_the_usual_one_reads_each_chunk_once(
-    batch: int, kind: str, dest: str, case: Case, monkeypatch: pytest.MonkeyPatch
+    batch: int,
+    make: Callable[[int], Any],
+    dest: str,
+    case: Case,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     keys = list(range(500))
-    values = list(map(VALUES[kind], keys))
+    values = list(map(make, keys))
     case.commit(keys, values, batch=batch)
     case.commit(keys, values, step=1, batch=batch)
     order = random.Random(0).sample(keys, len(keys))
@@ -160,7 +141,7 @@ def test_any_order_of_the_source_gives_its_rows_and_the_usual_one_reads_each_chu
         chunk: Any = case.progress.chunk
         read = chunk.cache_info().misses
         assert rows is order or read == 2 * len(keys) // batch
-        expected = [plain(values[n]) for n in rows]
+        expected = json.loads(json.dumps([values[n] for n in rows], default=np.ndarray.tolist))
         assert [row["first"] for row in found] == [row["out"] for row in found] == expected
         assert [row["id"] for row in found] == rows
 
@@ -208,13 +189,10 @@ def test_few_large_chunks_are_in_memory_at_once(
 # --- the type of a column is decided last ---
 
 
-@pytest.mark.parametrize("size", [1, 3, 7])
-def test_in_a_conflict_the_rows_of_the_source_decide_however_they_were_committed(
-    case: Case, size: int
-) -> None:
+def test_in_a_conflict_the_rows_of_the_source_decide_however_committed(case: Case) -> None:
     values = [1, None, "x", 2**60, 3, "y", 5] + ["of a row that left"] * 5
     keys = list(range(len(values)))
-    case.commit(keys, values, batch=size)
+    case.commit(keys, values, batch=3)
     case.note(keys[:7])
     rows = case.merge([{"id": n} for n in range(7)], "r.parquet")
     assert [row["out"] for row in rows] == [1, None, 2**60, 3, 5]
@@ -302,7 +280,6 @@ def test_a_declared_type_holds_also_where_nothing_succeeded(case: Case) -> None:
     ("now", "how"),
     [
         (["a", "x", "c"], "row 1 .* had the key 'b', and has 'x' now"),
-        (["a", "c", "b"], "row 1 .* had the key 'b', and has 'c' now"),
         (["a", "b", "c", "d"], "it has more rows now"),
     ],
 )
@@ -342,25 +319,14 @@ def test_rows_that_cannot_be_read_have_no_result(case: Case) -> None:
 # --- failed rows may be kept ---
 
 
-@pytest.mark.parametrize("dest", DESTINATIONS)
-def test_failed_rows_are_kept_with_their_error_if_asked(dest: str, case: Case) -> None:
-    case.commit([0, 3], [np.full(2, n, np.float32) for n in (0, 3)])
-    case.commit([4], ["odd"])
-    error = letter_text("inference", "ValueError: no")
-    case.progress.commit([Commit(0, ended=[(2, 0, error), (5, 0, None)])])
+def test_failed_rows_are_kept_with_their_error_if_asked(case: Case) -> None:
+    case.commit([0, 3, 4], [0.5, 1.5, "odd"])
     case.progress.add_letters("source", [Letter(1, None, letter_text("source", "no JSON"))])
-    case.note([0, None, 2, 3, 4, 5])
-    source = case.source('{"n":0}\n{broken\n{"n":2}\n{"n":3}\n{"n":4}\n{"n":5}\n')
-    rows = case.merge(source, dest, keep_failed=True)
-    expected: list[Any] = [
-        (0, [0, 0], None),
-        (None, None, "no JSON"),
-        (2, None, "ValueError: no"),
-        (3, [3, 3], None),
-        (4, None, "column 'out': "),
-    ]
-    if dest.endswith(".jsonl"):
-        expected[-1] = 4, "odd", None
-    for row, (n, out, why) in zip(rows, expected, strict=True):
-        assert (row["n"], row["out"]) == (n, out)
-        assert row["_error"] == why or row["_error"].startswith(why)
+    case.note([0, None, 3, 4])
+    source = case.source('{"n":0}\n{broken\n{"n":3}\n{"n":4}\n')
+    rows = case.merge(source, "r.parquet", keep_failed=True)
+    *errors, misfit = [row.pop("_error") for row in rows]
+    assert errors == [None, "no JSON", None]
+    assert misfit.startswith("column 'out': ")
+    outputs = [(0, 0.5), (None, None), (3, 1.5), (4, None)]
+    assert rows == [{"n": n, "out": out} for n, out in outputs]

@@ -8,13 +8,10 @@ import asyncio
 import json
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import pytest
-
-pytest.importorskip("pyarrow")
 
 from batched import offline
 
@@ -38,7 +35,7 @@ WAYS: Final[dict[Way, str]] = {
 """Ways to be bad, and the phase of the dead letter."""
 
 
-def function_of(way: Way, bad: frozenset[int], sizes: list[int]) -> Callable[[list[int]], Any]:
+def function_of(way: Way, bad: set[int], sizes: list[int]) -> Callable[[list[int]], Any]:
     """Return a batch function for which some rows are bad. It notes the sizes of its batches, and
     is a coroutine function if there is a time limit.
     """
@@ -65,78 +62,64 @@ def function_of(way: Way, bad: frozenset[int], sizes: list[int]) -> Callable[[li
     return limited if way == "time limit" else plain
 
 
-@dataclass(frozen=True)
-class Case:
-    """Bad rows of one kind among many."""
-
-    way: Way
-    count: int
-    place: Place
-    workers: int
-    rows: int = 1000
-    batch_size: int = 32
-
-    def bad(self, chance: random.Random) -> frozenset[int]:
-        if self.place == "start":
-            return frozenset(range(self.count))
-        if self.place == "end":
-            return frozenset(range(self.rows - self.count, self.rows))
-        return frozenset(chance.sample(range(self.rows), self.count))
-
-    @property
-    def most_calls(self) -> int:
-        """Calls without bad rows, eleven to find one row of 32, and a few to see that it works.
-
-        A row that its service refuses is called three times before.
-        """
-        narrowed = self.way in ("raises", "service", "time limit")
-        again = 10 * narrowed + RETRY.attempts * (self.way in ("service", "answers"))
-        return self.rows // self.batch_size + again * self.count + 12
-
-
-def check(case: Case, folder: Path, seed: int = 1) -> None:
-    """Run a case, and look at its result, its dead letters and the calls that it took. Run it once
-    more: nothing but the bad rows is computed, and the run ends in the same way.
+def check(
+    folder: Path,
+    way: Way,
+    count: int,
+    place: Place,
+    workers: int,
+    rows: int = 1000,
+    batch_size: int = 32,
+    seed: int = 1,
+) -> None:
+    """Run with `count` bad rows, and look at its result, its dead letters and the calls that it
+    took. Run once more: nothing but the bad rows is computed, and the run ends in the same way.
     """
-    print(f"\n{case}, seed {seed}")
-    bad = case.bad(random.Random(seed))
+    print(f"\n{way}, {count} at {place}, {workers} workers, seed {seed}")
+    keys = range(rows)
+    at: dict[Place, Any] = {"start": keys[:count], "end": keys[-count:]}
+    bad = {*at.get(place, random.Random(seed).sample(keys, count))}
+    # calls without bad rows, eleven to find one row of 32, and a few to see that it works; a row
+    # that its service refuses is called three times before
+    narrowed = 10 * (way in ("raises", "service", "time limit"))
+    refused = RETRY.attempts * (way in ("service", "answers"))
+    most_calls = rows // batch_size + (narrowed + refused) * count + 12
     source, dest = folder / "in.jsonl", folder / "out.jsonl"
-    lines = [json.dumps({"id": key, "text": f"row {key}"}) for key in range(case.rows)]
-    if case.way == "unreadable":
+    lines = [json.dumps({"id": key, "text": f"row {key}"}) for key in keys]
+    if way == "unreadable":
         lines = [line[:-3] if key in bad else line for key, line in enumerate(lines)]
     source.write_text("\n".join(lines) + "\n")
     sizes: list[int] = []
 
     def run() -> offline.Report:
         return offline.run(
-            function_of(case.way, bad, sizes),
+            function_of(way, bad, sizes),
             source,
             dest,
             input="id",
             output="half",
             key="id",
             version=1,
-            batch_size=case.batch_size,
-            workers=case.workers,
+            batch_size=batch_size,
+            workers=workers,
             retry=RETRY,
-            timeout_s=TIMEOUT_S if case.way == "time limit" else None,
+            timeout_s=TIMEOUT_S if way == "time limit" else None,
             watch=False,
         )
 
     report = run()
-    assert len(sizes) <= case.most_calls
+    assert len(sizes) <= most_calls
     result = dest.read_bytes()
-    found = [json.loads(line) for line in result.splitlines()]
-    assert [row["id"] for row in found] == [key for key in range(case.rows) if key not in bad]
-    assert all(row["half"] == row["id"] / 2 for row in found)
+    good = [{"id": key, "text": f"row {key}", "half": key / 2} for key in keys if key not in bad]
+    assert [json.loads(line) for line in result.splitlines()] == good
     letters = list(report.dead_letters())
-    assert len(letters) == case.count
+    assert len(letters) == count
     assert {letter["key"] for letter in letters} == bad  # keys are the numbers of rows
-    assert {letter["phase"] for letter in letters} == {WAYS[case.way]}
-    assert (report.ok, report.failed, report.skipped) == (case.rows - case.count, case.count, 0)
+    assert {letter["phase"] for letter in letters} == {WAYS[way]}
+    assert (report.ok, report.failed, report.skipped) == (rows - count, count, 0)
     again = run()
-    assert (again.ok, again.failed, again.skipped) == (0, case.count, report.ok)
-    assert len(list(again.dead_letters())) == case.count
+    assert (again.ok, again.failed, again.skipped) == (0, count, report.ok)
+    assert len(list(again.dead_letters())) == count
     assert dest.read_bytes() == result
 
 
@@ -148,12 +131,12 @@ def check(case: Case, folder: Path, seed: int = 1) -> None:
 def test_bad_rows_cost_themselves(
     tmp_path: Path, way: Way, count: int, place: Place, workers: int
 ) -> None:
-    check(Case(way, count, place, workers), tmp_path)
+    check(tmp_path, way, count, place, workers)
 
 
 @pytest.mark.parametrize("place", ["start", "end"])
 def test_rows_beyond_the_time_limit_cost_themselves(tmp_path: Path, place: Place) -> None:
-    check(Case("time limit", 1, place, 8, rows=40, batch_size=4), tmp_path)
+    check(tmp_path, "time limit", 1, place, 8, rows=40, batch_size=4)
 
 
 @pytest.mark.slow
@@ -165,7 +148,7 @@ def test_rows_beyond_the_time_limit_cost_themselves(tmp_path: Path, place: Place
 def test_bad_rows_cost_themselves_in_all_cases(
     tmp_path: Path, way: Way, count: int, place: Place, workers: int
 ) -> None:
-    check(Case(way, count, place, workers), tmp_path, random.randrange(10**6))
+    check(tmp_path, way, count, place, workers, seed=random.randrange(10**6))
 
 
 def test_results_that_are_missing_are_told_once(

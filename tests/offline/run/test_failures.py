@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("pyarrow")
-
 from batched.offline.engines.engine import GivenUp
 from batched.offline.retry import Retry
-from batched.offline.run.failures import FIRST, LATER, PROBES, Failures, Row
+from batched.offline.run.failures import FIRST, LATER, Failures, Row
 
 BAD = ValueError("bad row")
 DOWN = ConnectionError("down")
@@ -63,21 +61,6 @@ class Judge(Failures):
 
 def rows_of(count: int) -> list[Row]:
     return [Row(number, (), {}, number) for number in range(count)]
-
-
-def test_a_row_that_fails_alone_is_a_dead_letter_once_another_row_works() -> None:
-    judge, (row,) = Judge(), rows_of(1)
-    judge.fail([row])
-    assert judge.letters() == []
-    judge.work()
-    assert judge.letters() == [0]
-    assert not judge.doubt
-
-
-def test_rows_that_fail_beside_others_that_work_are_judged_at_once() -> None:
-    judge, (row,) = Judge(), rows_of(1)
-    judge.note([(row, BAD)], worked=True, now=1)
-    assert judge.dead == [(row, "inference", BAD)]
 
 
 def test_an_error_of_a_service_is_retried_after_a_wait_and_searched_in_the_last_call() -> None:
@@ -139,17 +122,6 @@ def test_a_batch_in_which_rows_have_worked_is_searched_without_a_trial() -> None
     assert rows[0].searched
 
 
-def test_a_probe_that_fails_ends_the_run_with_nothing_marked_as_failed() -> None:
-    judge = Judge()
-    judge.probe = Row(99, (), {})
-    judge.fail(rows_of(64), alone=False)
-    for _ in range(PROBES):
-        assert judge.stopped is None
-        judge.try_row(BAD)
-    assert judge.stopped == ("fails even for a row that it has computed before", BAD)
-    assert judge.letters() == []
-
-
 def test_rows_that_fail_in_a_row_have_the_probe_tried_and_the_count_begins_anew() -> None:
     judge, rows = Judge(), rows_of(2 * LATER)
     judge.work()
@@ -175,16 +147,6 @@ def test_a_function_that_never_works_ends_the_run_after_a_few_rows_from_differen
     assert len(tried) == FIRST
     assert max(tried) - min(tried) > 800
     assert judge.stopped[0] == f"has never succeeded, in {2 * FIRST} rows tried one by one"
-
-
-def test_one_good_row_among_bad_ones_becomes_known_and_the_others_are_dead_letters() -> None:
-    judge, rows = Judge(), rows_of(40)
-    for row in rows[:FIRST]:
-        judge.fail([row])
-    judge.try_row(BAD, rows[FIRST:])
-    judge.try_row(None, rows[FIRST:])
-    assert len(judge.letters()) == FIRST + 1
-    assert not judge.doubt
 
 
 def test_an_outage_costs_no_call_of_any_row() -> None:
@@ -217,12 +179,3 @@ def test_an_outage_ends_the_run_after_its_time_and_is_logged_before(
     (message,) = caplog.messages
     assert message.startswith("step 'step' has not succeeded for ")
     assert message.endswith("and waits for its service, 20 s at most: ConnectionError: down")
-
-
-def test_the_time_that_a_service_asks_for_is_waited() -> None:
-    class Busy(ConnectionError):
-        retry_after = 5
-
-    judge, (row,) = Judge(), rows_of(1)
-    judge.fail([row], Busy())
-    assert judge.moment(judge.now) == judge.now + 5

@@ -15,8 +15,6 @@ from typing import Final
 
 import pytest
 
-pytest.importorskip("pyarrow")
-
 import faults
 from faults import DEADLY, KINDS, Fault, Kind
 from trial_runs import committed_in, computed_again
@@ -33,9 +31,6 @@ BAD: Final = {11: "bad", 23: "worse"}
 EDITED: Final = (3, 17)
 EXPECTED_ERRORS: Final = {"OSError", "ResultError", "SourceError"}
 """Errors of a run whose disk fails; `SourceError` of rows that are read from their spool."""
-
-Listing = dict[str, bytes]
-"""Bytes of the files below a folder, by relative path; none of a folder."""
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +50,8 @@ def write_source(path: Path, rows: int, edited: Iterable[int] = ()) -> None:
     path.write_text("".join(lines))
 
 
-def listing(folder: Path) -> Listing:
+def listing(folder: Path) -> dict[str, bytes]:
+    """Return the bytes of the files below a folder, by relative path; none of a folder."""
     return {
         str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b""
         for path in folder.rglob("*")
@@ -102,7 +98,7 @@ class Scene:
             keep=["id"],
         )
 
-    def at_dest(self) -> Listing:
+    def at_dest(self) -> dict[str, bytes]:
         path = Path(self.dest)
         if path.is_dir():
             return listing(path)

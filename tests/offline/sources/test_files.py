@@ -9,17 +9,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 import pytest
+from pyarrow import feather, fs
 
-pa = pytest.importorskip("pyarrow")
-
-import pyarrow.dataset as ds  # noqa: E402  # after the skip
-import pyarrow.parquet as pq  # noqa: E402  # after the skip
-from pyarrow import feather, fs  # noqa: E402  # after the skip
-
-from batched.errors import SourceError  # noqa: E402  # after the skip
-from object_store import make_bucket, object_store  # noqa: E402  # after the skip
-from opened_sources import Open, column, opened, rows_of  # noqa: E402  # after the skip
+from batched.errors import SourceError
+from object_store import Bucket, object_store
+from opened_sources import Open, column, opened, rows_of
 
 __all__ = ["opened"]
 
@@ -152,44 +150,35 @@ def test_uris_that_cannot_be_used_are_refused_without_their_secrets(opened: Open
 
 
 @pytest.fixture
-def bucket() -> Iterator[Callable[[str], str]]:
-    """Yield a function that makes URIs in a bucket of a real server."""
+def bucket() -> Iterator[Bucket]:
+    """Yield a bucket of a real server."""
     pytest.importorskip("moto")
     with object_store() as port:
-        query = make_bucket(port, "bucket")
-        yield lambda path: f"s3://key:hidden@bucket/{path}?{query}"
+        yield Bucket(port, "bucket")
 
 
 @pytest.mark.once
-def test_objects_of_a_store_are_read_like_files(
-    bucket: Callable[[str], str], sales: Path, opened: Open
-) -> None:
-    store, _ = fs.FileSystem.from_uri(bucket(""))
-    fs.copy_files(str(sales), "bucket/sales", destination_filesystem=store)
-
-    def put(path: str, content: bytes) -> None:
-        with store.open_output_stream(f"bucket/{path}", compression=None) as stream:
-            stream.write(content)
-
-    put("t/a.jsonl", b'{"id": 1}')
-    put("t/b.jsonl.gz", gzip.compress(b'{"id": 2}\noops'))
-    put("t/below/c.jsonl", b'{"id": 3}')
+def test_objects_of_a_store_are_read_like_files(bucket: Bucket, sales: Path, opened: Open) -> None:
+    fs.copy_files(str(sales), "bucket/sales", destination_filesystem=bucket.filesystem)
+    bucket.put("t/a.jsonl", b'{"id": 1}')
+    bucket.put("t/b.jsonl.gz", gzip.compress(b'{"id": 2}\noops'))
+    bucket.put("t/below/c.jsonl", b'{"id": 3}')
 
     for path in "sales", "sales/", "sales/*/*/*.parquet", "sales/**/x.parquet":
-        source = opened(bucket(path))
+        source = opened(bucket.uri(path))
         assert rows_of(source) == SALES
     assert "hidden" not in source.name
     assert source.files
     assert source.files.paths[0] == "s3://bucket/sales/year=2020/city=a%20b/x.parquet"
-    assert column(opened(bucket("t/a.jsonl"))) == [1]
-    assert column(opened(bucket("t/**/*.jsonl"))) == [1, 3]
-    source = opened(bucket("t/*.jsonl*"))
+    assert column(opened(bucket.uri("t/a.jsonl"))) == [1]
+    assert column(opened(bucket.uri("t/**/*.jsonl"))) == [1, 3]
+    source = opened(bucket.uri("t/*.jsonl*"))
     (window,) = source.windows(["id"])
     assert window.values("id") == [1, 2, None]
     assert "'s3://bucket/t/b.jsonl.gz', line 2: not JSON" in window.faults[2]
     source.check_unchanged()
-    put("t/a.jsonl", b'{"id": 10}')
+    bucket.put("t/a.jsonl", b'{"id": 10}')
     with pytest.raises(SourceError, match="'s3://bucket/t/a.jsonl' was changed"):
         source.check_unchanged()
     with pytest.raises(SourceError, match="no file matches 's3://bucket/none/x.csv'"):
-        opened(bucket("none/x.csv"))
+        opened(bucket.uri("none/x.csv"))

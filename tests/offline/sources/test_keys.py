@@ -5,14 +5,12 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
-pa = pytest.importorskip("pyarrow")
-
-import numpy as np  # noqa: E402  # after the skip
-
-from batched.offline.sources.base import Window  # noqa: E402  # after the skip
-from batched.offline.sources.keys import keys_of  # noqa: E402  # after the skip
+from batched.offline.sources.base import Window
+from batched.offline.sources.keys import keys_of
 
 
 def window(values: Any, first: int = 0) -> Window:

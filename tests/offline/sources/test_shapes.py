@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bz2
 import datetime as dt
 import gzip
 import json
@@ -12,16 +11,14 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-pa = pytest.importorskip("pyarrow")
-
-import pyarrow.parquet as pq  # noqa: E402  # after the skip
-
-from batched.errors import SourceError  # noqa: E402  # after the skip
-from batched.offline.sources.opening import explode  # noqa: E402  # after the skip
-from batched.offline.sources.text import csv, jsonl  # noqa: E402  # after the skip
-from opened_sources import HubDataset, Open, opened  # noqa: E402  # after the skip
+from batched.errors import SourceError
+from batched.offline.sources.opening import explode
+from batched.offline.sources.text import csv, jsonl
+from opened_sources import HubDataset, Open, opened
 
 __all__ = ["opened"]
 
@@ -55,16 +52,13 @@ FILES: list[Any] = [
     ("a.csv", b"", "is empty; the first line of a CSV file names columns"),
     ("a.csv", b"a,a\n1,2\n", "has two columns 'a'; names must differ"),
     ("a.csv", b'a,b\n1,"2\n1,2\n', r"line 3: not CSV .*offline.csv\(path, quote="),
-    ("a.csv", b'a,b\n1,"2"3\n', "line 2: not CSV"),
     ("a.csv", b"a;b\n1;x\n", r"no ',', but ';'; offline.csv\(path, delimiter=';'\)"),
     ("a.tsv", b"a\tb\n1\tx\n2\ty\n", AB),
     ("a.tsv", b"a,b\n1,x\n", r"offline.csv\(path, delimiter=','\)"),
-    ("a.csv", "a,b\né,x\n2,y\n".encode("latin-1"), ["0xe9.*encoding='latin-1'", AB[1]]),
-    ("a.csv", "a,é\n1,x\n".encode("latin-1"), r"line 1: .*offline.csv\(path, encoding='latin-1'\)"),
-    ("a.csv", "a,b\n1,x\n".encode("utf-16"), "line 1: not UTF-8 .* and 'utf-16' UTF-16"),
+    ("a.csv", "a,b\né,x\n2,y\n".encode("latin-1"), ["0xe9.*encoding='cp1252'", AB[1]]),
+    ("a.csv", "a,é\n1,x\n".encode("latin-1"), r"line 1: .*offline.csv\(path, encoding='cp1252'\)"),
+    ("a.csv", "a,b\n1,x\n".encode("utf-16"), "line 1: not UTF-8 .* 'utf-16' UTF-16"),
     ("a.csv.gz", gzip.compress(b"a,b\n1,x\n2,y\n", mtime=0), AB),
-    ("a.csv.bz2", bz2.compress(b"a,b\n1,x\n2,y\n"), AB),
-    ("a.csv.zst", pa.compress(b"a,b\n1,x\n2,y\n", "zstd", asbytes=True), AB),
     # JSON lines
     ("a.jsonl", LINES, ROWS),
     ("a.ndjson", LINES, ROWS),
@@ -83,15 +77,14 @@ FILES: list[Any] = [
     (
         "a.jsonl",
         b'{"a": 1}\n{"a": "\xe9"}\n',
-        [ROWS[0], r"offline.jsonl\(path, encoding='latin-1'\)"],
+        [ROWS[0], r"offline.jsonl\(path, encoding='cp1252'\)"],
     ),
     (
         "a.jsonl",
         LINES.decode().encode("utf-16"),
-        "no row .* can be read: .*line 1: not UTF-8 .* and 'utf-16' UTF-16",
+        "no row .* can be read: .*line 1: not UTF-8 .* 'utf-16' UTF-16",
     ),
     ("a.jsonl", b"1\n2\n", "a row is a dict of columns, not int 1"),
-    ("a.jsonl.gz", gzip.compress(LINES, mtime=0), ROWS),
     ("a.jsonl.gz", b"hello", "a.jsonl.gz' cannot be read"),
     # JSON arrays
     ("a.json", json.dumps(ROWS, indent=2).encode(), ROWS),
@@ -148,7 +141,6 @@ SETTINGS: list[tuple[Callable[..., Any], dict[str, Any], bytes, Any]] = [
     (csv, {"delimiter": ";"}, b"a;b\n1,5;x\n", [{"a": "1,5", "b": "x"}]),
     (csv, {}, b"a;b\n1\n", [{"a;b": "1"}]),
     (csv, {"encoding": "latin-1"}, "a,b\né,x\n".encode("latin-1"), [{"a": "é", "b": "x"}]),
-    (csv, {"encoding": "utf-16"}, "a,b\né,x\n".encode("utf-16"), [{"a": "é", "b": "x"}]),
     (csv, {"quote": "'"}, b"a,b\n'1,5',x\n", [{"a": "1,5", "b": "x"}]),
     (csv, {"quote": None}, b'a,b\n5" pipe,"x\n', [{"a": '5" pipe', "b": '"x'}]),
     (csv, {"quote": '\\"'}, b'a,b\n1,"say \\"hi\\", she"\n', [{"a": "1", "b": 'say "hi", she'}]),
@@ -191,7 +183,6 @@ COLUMNS: list[tuple[Any, Any, Any]] = [
     (pa.array([1], pa.int32()), pa.array([2**40]), [1, 2**40]),
     (pa.array([1]), pa.array([2.5]), [1.0, 2.5]),
     (pa.array([2**60 + 1]), pa.array([2.5]), "Integer value .* not in range"),
-    (pa.array([0.5], pa.float32()), pa.array([2.1]), [0.5, 2.1]),
     (pa.array([DAY], pa.timestamp("us")), pa.array([DAY], pa.timestamp("ms")), [DAY, DAY]),
     (pa.nulls(1), pa.array(["x"]), [None, "x"]),
     (pa.array([["a"]]), pa.array([["b"]], pa.large_list(pa.large_string())), [["a"], ["b"]]),
@@ -235,10 +226,9 @@ def pandas(**columns: Any) -> Any:
 EMPTY = pa.table({"a": pa.array([], pa.int64())})
 OBJECTS: dict[str, tuple[Callable[[], Any], Any]] = {
     "a filtered frame": (lambda: (f := pandas(a=[1, 2, 3]))[f.a > 1], [{"a": 2}, {"a": 3}]),
-    "a sorted frame": (lambda: pandas(a=[2, 1]).sort_values("a"), ROWS),
     "a frame with a named index": (
-        lambda: pandas(a=[1, 2], b=["x", "y"]).set_index("b"),
-        [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}],
+        lambda: pandas(a=["x", "y"], b=[0, 1]).set_index("b"),
+        [{"b": 0, "a": "x"}, {"b": 1, "a": "y"}],
     ),
     "a dataset with a transform": (
         lambda: HubDataset(pa.table({"a": [1]}), "custom"),
@@ -263,7 +253,6 @@ OBJECTS: dict[str, tuple[Callable[[], Any], Any]] = {
         "cannot be kept for a second reading .* pass a list",
     ),
     "a number": (lambda: 3, "3 is no source; sources are paths"),
-    "bytes": (lambda: b"rows.csv", "row 0 .*not int 114"),
     "two columns of one name": (
         lambda: pa.table([[1], [2]], names=["a", "a"]),
         "has two columns 'a'; names must differ",

@@ -8,18 +8,15 @@ from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-pa = pytest.importorskip("pyarrow")
-
-from hypothesis import given, settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-
-from batched.offline.types import columns as _columns  # noqa: E402
-from batched.offline.types.columns import Columns, Kinds, fit  # noqa: E402
-from batched.offline.types.packing import unpack  # noqa: E402
-from batched.offline.types.values import arrow_type, read  # noqa: E402
-from canonical_values import ALL_VALUES, form_of, same  # noqa: E402
+from batched.offline.types.columns import Columns, Kinds, fit
+from batched.offline.types.packing import unpack
+from batched.offline.types.values import arrow_type, read
+from canonical_values import ALL_VALUES, form_of, same
 
 pytestmark = pytest.mark.once
 
@@ -54,19 +51,6 @@ def test_the_next_step_shares_no_memory_with_stored_values() -> None:
     assert (stored[0][0], stored[1][0]) == (2, 0)
 
 
-def test_an_object_that_cannot_even_be_shown_is_refused_at_its_row() -> None:
-    class Broken:
-        def __repr__(self) -> str:
-            raise RuntimeError
-
-        def __getattr__(self, name: str) -> Any:
-            raise RuntimeError("broken \ud800")
-
-    values = Columns(["out"]).read([1, Broken(), 2])
-    assert values.places == [0, 2]
-    assert values.misfits[1].endswith("broken \\ud800")
-
-
 def test_a_misfit_is_one_sentence_that_names_its_column() -> None:
     values = Columns(["n", "out"]).read([{"n": 1, "out": {1}}])
     assert values.misfits == {
@@ -86,14 +70,6 @@ def test_rows_of_several_columns_need_all_of_them_and_no_other() -> None:
     assert values.misfits[4] == (
         "each row's result must be a dict with 'x', 'y', and this is dict {'x': 1}"
     )
-
-
-def test_large_results_are_packed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_columns, "MAX_BYTES", 1000)
-    values = Columns(["out"]).read([f"{n}" * 300 for n in range(9)] + ["y" * 3000, "end"])
-    assert all(len(data) <= 1000 or rows == 1 for rows, data in values.packed)
-    stored = [row for _, data in values.packed for row in unpack(data)[0]]
-    assert stored == values.columns[0]
 
 
 # --- declared types

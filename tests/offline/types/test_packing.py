@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("pyarrow")
-
 from batched.offline.types.packing import join, unpack
 from canonical_values import same
 
@@ -32,16 +30,7 @@ class Evil:
         return self._call
 
 
-@pytest.mark.parametrize(
-    "evil",
-    [
-        Evil(os.system, "true"),
-        Evil(getattr, "", "join"),
-        Evil(np.frombuffer, b""),
-        os.system,
-        ValueError("x"),
-    ],
-)
+@pytest.mark.parametrize("evil", [Evil(os.system, "true"), os.system, ValueError("x")])
 def test_nothing_but_values_is_loaded(evil: Any) -> None:
     with pytest.raises(pickle.UnpicklingError, match="is no constructor of values"):
         unpack(pickle.dumps([[evil]]))

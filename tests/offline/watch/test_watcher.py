@@ -6,17 +6,14 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-pytest.importorskip("pyarrow")
-
 from batched.offline import DeadLetter, Report, Snapshot, StepCounts
-from batched.offline.report import Pace, State
-from batched.offline.watch import watcher as watching
+from batched.offline.report import Pace
 from batched.offline.watch.lines import Lines
-from batched.offline.watch.watcher import StatusFile, Watcher, read_status, watcher
+from batched.offline.watch.watcher import Watcher, read_status, watcher
 
 LETTER: DeadLetter = {
     "key": "a",
@@ -32,18 +29,11 @@ def counts(ok: int = 0, waiting: int = 0, batches: int = 0, failed: int = 0) -> 
     return StepCounts("embed", ok, failed, waiting, batches)
 
 
-def snapshot(
-    seconds: float,
-    *steps: StepCounts,
-    read: int = 0,
-    skipped: int = 0,
-    about: bool = False,
-) -> Snapshot:
+def snapshot(seconds: float, *steps: StepCounts, read: int = 0, **more: Any) -> Snapshot:
     errors = {"ValueError": 3} if any(step.failed for step in steps) else {}
     examples = dict.fromkeys(errors, LETTER)
-    return Snapshot(
-        1000, read, skipped, 0, seconds, steps, errors, examples, total_is_estimate=about
-    )
+    known: dict[str, Any] = {"skipped": 0, "recomputed": 0, "examples": examples, **more}
+    return Snapshot(1000, read, seconds=seconds, steps=steps, errors=errors, **known)
 
 
 def paces_of(*snapshots: Snapshot) -> Sequence[Pace]:
@@ -115,32 +105,6 @@ def test_the_status_file_tells_all_that_is_known(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["vectors.parquet.status"]
 
 
-def test_the_status_file_is_written_once_a_second_and_whenever_the_state_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(watching, "time", SimpleNamespace(perf_counter=lambda: clock.now))
-    progress = tmp_path / "x.progress"
-    view = Watcher([StatusFile(progress, "x")])
-
-    def known() -> tuple[str, int]:
-        status = read_status(progress)
-        assert status
-        return status["state"], status["read"]
-
-    updates: list[tuple[float, State, tuple[str, int]]] = [
-        (0.0, "running", ("running", 1)),
-        (0.9, "running", ("running", 1)),
-        (0.1, "running", ("running", 3)),
-        (0.0, "writing", ("writing", 4)),
-        (0.0, "stopped", ("stopped", 5)),
-    ]
-    for read, (passed, state, expected) in enumerate(updates, 1):
-        clock.now += passed
-        view.update(snapshot(1.0, counts(), read=read), state)
-        assert known() == expected
-
-
 def test_a_disk_that_takes_no_status_file_is_no_concern_of_the_run(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -176,7 +140,7 @@ def test_a_terminal_has_one_line_with_counts_rate_and_time_left(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     view = Watcher([Lines("x.parquet", rewrites=True)])
-    view.update(snapshot(1.0, counts(100, 0, 1), read=100, about=True))
+    view.update(snapshot(1.0, counts(100, 0, 1), read=100, total_is_estimate=True))
     view.update(snapshot(2.0, counts(197, 0, 2, failed=3), read=200))
     view.update(snapshot(3.0, counts(297, 0, 3, failed=3), read=300))
     view.update(snapshot(4.0, counts(997, 0, 4, failed=3), read=1000), "writing")
@@ -199,7 +163,7 @@ def test_a_log_gets_a_line_every_10_s_for_the_first_failure_and_at_the_end(
     view.update(snapshot(2.0, counts(8, failed=1), read=10))
     view.update(snapshot(3.0, counts(9, failed=2), read=11))
     view.update(snapshot(11.9, counts(18, failed=2), read=20))
-    view.update(snapshot(12.1, counts(18, batches=9), read=20, about=True))
+    view.update(snapshot(12.1, counts(18, batches=9), read=20, total_is_estimate=True))
     view.update(snapshot(13.0, counts(1000), read=1000), "done")
     out, err = capfd.readouterr()
     assert out == ""

@@ -9,10 +9,11 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
-from collections.abc import AsyncIterator, Iterator, Mapping
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from itertools import chain
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,64 +23,34 @@ TESTS = Path(__file__).parents[1]
 
 
 class Output:
-    """Lines that a process writes, read in a thread."""
+    """Lines that a process writes to a file."""
 
-    def __init__(self, stream: IO[str]) -> None:
-        self._heard = threading.Condition()  # guards the fields below
-        self._lines: list[str] = []
-        self._ended = False
-        # daemon: a forked child may hold the stream open for ever
-        self._reader = threading.Thread(target=self._read, args=(stream,), daemon=True)
-        self._reader.start()
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file = file
 
-    def _read(self, stream: IO[str]) -> None:
-        with stream:
-            for line in chain(stream, [None]):
-                with self._heard:
-                    if line is None:
-                        self._ended = True
-                    else:
-                        self._lines.append(line)
-                    self._heard.notify_all()
+    def so_far(self) -> list[str]:
+        """Return the lines that are whole."""
+        written = os.pread(self.file.fileno(), os.fstat(self.file.fileno()).st_size, 0)
+        return [f"{line}\n" for line in written.decode(errors="replace").split("\n")[:-1]]
 
     def hear(self, pattern: str, times: int = 1) -> list[re.Match[str]]:
         """Return matches of the first `times` lines that match, once they are there."""
-
-        def found() -> list[re.Match[str]]:
-            return [match for line in self._lines if (match := re.search(pattern, line))]
-
-        with self._heard:
-            self._heard.wait_for(lambda: self._ended or len(found()) >= times, BOUND)
-            assert len(found()) >= times, f"no {pattern!r} in: {''.join(self._lines)}"
-            return found()[:times]
-
-    def all(self) -> list[str]:
-        """Return all lines, once the process has closed its output."""
-        self._reader.join(BOUND)
-        return self.so_far()
-
-    def so_far(self) -> list[str]:
-        with self._heard:
-            return list(self._lines)
+        end = time.monotonic() + BOUND
+        while True:
+            found = [match for line in self.so_far() if (match := re.search(pattern, line))]
+            if len(found) >= times:
+                return found[:times]
+            assert time.monotonic() < end, f"no {pattern!r} in: {''.join(self.so_far())}"
+            time.sleep(0.01)
 
 
+@dataclass
 class Server:
-    """`app` under uvicorn, in a process of its own."""
+    """An app under uvicorn, in a process of its own."""
 
-    def __init__(self, app: str, *arguments: str, environment: Mapping[str, str]) -> None:
-        address = ["--app-dir", str(TESTS), "--host", "127.0.0.1", "--port", "0"]
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "uvicorn", app, *address, "--no-access-log", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **environment},
-            start_new_session=True,
-        )
-        assert self.process.stdout is not None
-        assert self.process.stderr is not None
-        self.output = Output(self.process.stdout)
-        self.log = Output(self.process.stderr)
+    process: subprocess.Popen[bytes]
+    output: Output
+    log: Output
 
     @property
     def complaints(self) -> list[str]:
@@ -102,24 +73,27 @@ class Server:
     def last_words(self) -> list[str]:
         """Return the lines of the output, once the process has ended."""
         self.process.wait(BOUND)
-        return self.output.all()
-
-    def kill(self) -> None:
-        """End the process and its children, which would hold its streams open."""
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        self.output.all()
-        self.log.all()
+        return self.output.so_far()
 
 
 @contextmanager
 def running(app: str, *arguments: str, **environment: str) -> Iterator[Server]:
-    server = Server(app, *arguments, environment=environment)
-    try:
-        yield server
-    finally:
-        server.kill()
+    """Serve `app`, and end the process and its children."""
+    address = ["--app-dir", str(TESTS), "--host", "127.0.0.1", "--port", "0"]
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "uvicorn", app, *address, "--no-access-log", *arguments],
+            stdout=output,
+            stderr=log,
+            env={**os.environ, **environment},
+            start_new_session=True,
+        )
+        try:
+            yield Server(process, Output(output), Output(log))
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 @asynccontextmanager
