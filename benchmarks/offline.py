@@ -91,8 +91,7 @@ NOTES = (
     "Bare loops read the file in the windows of a run, hash the texts, note the order of the keys.",
     "They commit to a progress file by the code of a run, in one thread; they write no result.",
     "Memory is the most that a process of its own had. A finished run has its result.",
-    "No-op is bounded at 0.33: a run also forms batches, checks results, and writes them; the ratio "
-    "differs from process to process, between 0.35 and 0.42.",
+    "No-op is bounded at 0.33: a run also forms batches, and writes; processes had 0.35 to 0.42.",
     "MiniLM is bounded at 0.9: a run also commits each batch; the direct call alone varies by 5 %.",
     "50 ms is bounded at 1.03: a run also opens its progress file, and writes its result.",
     "Memory is bounded at 40 MB, the highest run rounded up; what grows was not measured.",
