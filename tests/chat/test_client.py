@@ -230,15 +230,14 @@ def test_the_longest_answer_is_expected_of_the_next_request(server: ChatServer) 
 def test_a_request_whose_cost_is_not_told_counts_with_its_estimate(
     server: ChatServer, quick: None, reply: Reply
 ) -> None:
-    client = server.client(
-        prices=(0.0, 1000.0), max_cost=0.11, max_tokens=20, attempts=1, timeout_s=0.2
-    )
-    assert client("first") == "re: first"  # 5 tokens
+    server.client()("first")
+    costs = {"prices": (0.0, 1000.0), "max_cost": 0.105, "max_tokens": 20}
+    client = server.client(**costs, attempts=1, timeout_s=1)
     server.behave = lambda asked: reply
     found = list(client.map([f"prompt {number}" for number in range(20)], return_exceptions=True))
     assert len(server.requests) == 1 + 5
-    assert client.usage.cost == pytest.approx(0.105)
-    assert any("may exceed max_cost=0.11" in str(each) for each in found)
+    assert client.usage.cost == pytest.approx(0.1)
+    assert any("may exceed max_cost=0.105" in str(each) for each in found)
 
 
 def test_the_request_for_a_correction_costs_what_it_has_to_repeat(server: ChatServer) -> None:

@@ -113,13 +113,6 @@ def test_an_interrupted_demo_leaves_no_thread_behind() -> None:
     assert set(threading.enumerate()) <= before
 
 
-@pytest.mark.slow
-def test_the_sentences_are_many_and_distinct_and_the_same_each_time() -> None:
-    found = demo.first_sentences()
-    assert demo.first_sentences() == found
-    assert len(set(found)) == len(found) >= 1000
-
-
 def refusal(capsys: pytest.CaptureFixture[str], *options: str) -> str:
     """Return the message of a demo that ends with status 2."""
     with pytest.raises(SystemExit) as refused:

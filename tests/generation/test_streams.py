@@ -61,10 +61,7 @@ def written(tokens: list[int]) -> dict[str, Any]:
 
 
 def byte_tokenizer() -> Any:
-    """Return a tokenizer that decodes like SentencePiece: adjacent bytes are one string.
-
-    The token of a byte is its number plus 3.
-    """
+    """Return a tokenizer that joins bytes, as SentencePiece does: the token of byte n is n + 3."""
     names = ["<s>", "</s>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "a"]
     made = Tokenizer(
         BPE({name: number for number, name in enumerate(names)}, [], byte_fallback=True)

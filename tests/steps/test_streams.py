@@ -161,3 +161,5 @@ def test_a_stream_whose_loop_is_closed_raises(moment: str) -> None:
     asyncio.run(read())
     for task in tasks:
         task._log_destroy_pending = False  # type: ignore[attr-defined]  # left pending on purpose
+    del task, tasks
+    gc.collect()  # the task ends here, and not in a later test

@@ -35,10 +35,7 @@ class Scope(dict[str, Any]):
 
 
 class Server:
-    """A server with one request, whose body arrives whole or in parts.
-
-    The client leaves with `leave`, or once the response is complete.
-    """
+    """A server with one request. Its client leaves with `leave`, or after the response."""
 
     def __init__(self, *body: bytes, missing: bool = False) -> None:
         parts = body or (b"",)

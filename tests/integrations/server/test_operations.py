@@ -96,10 +96,7 @@ async def scrape(client: Any) -> collections.Counter[str]:
 
 
 def check(counts: collections.Counter[str], totals: collections.Counter[str]) -> None:
-    """Compare what clients have seen with what was scraped.
-
-    A request of a client that left may never have arrived, and so may a lost request.
-    """
+    """Compare counts of clients with scraped ones. Requests that were left may not have arrived."""
     print(counts, totals)
     lost = counts["lost"]
     gone = counts["left"] + lost

@@ -448,17 +448,6 @@ def test_code_without_a_file_counts() -> None:
     assert before != shown("C = {}\ndef f(x): C[x] = 1; return x in {'a', 'c'}")
 
 
-class Meaning:
-    def __init__(self, meaning: str, number: int) -> None:
-        self.meaning, self.number = meaning, number
-
-
-def test_an_instance_with_a_text_meaning_counts_by_that_text() -> None:
-    first = fingerprint(step(args=(Meaning("a", 1),)))
-    assert first == fingerprint(step(args=(Meaning("a", 2),)))
-    assert first != fingerprint(step(args=(Meaning("b", 1),)))
-
-
 def test_a_warning_names_each_part_in_which_changes_are_not_noticed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
