@@ -393,7 +393,7 @@ def test_a_program_that_closes_nothing_gets_all_answers(server: ChatServer) -> N
         client("first")
         for number in range(6):
             answer = client.submit(f"prompt {{number}}")
-            answer.add_done_callback(lambda future: print(future.result()))
+            answer.add_done_callback(lambda future: print(future.result() + "\\n", end=""))
         """
     done = python(program, "-W", "ignore")
     assert (done.returncode, done.stderr) == (0, "")
