@@ -260,9 +260,9 @@ class BatchedCallable(Generic[T, U, P]):
         await self.aclose()
 
     def with_options(self, **settings: Unpack[Settings]) -> Self:
-        """Return the same function with other settings and a batcher of its own.
+        """Return a copy of this function with other settings and a batcher of its own.
 
-        A bound method stays bound to its instance.
+        This function stays as it is. A bound method stays bound to its instance.
 
         Raises:
             TypeError, ValueError: a setting is unknown, of the wrong type, or out of its range.
