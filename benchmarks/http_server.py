@@ -197,19 +197,17 @@ def figures(found: Found, least: float | None) -> list[Figure]:
 
 def panels(found: Found) -> list[Panel]:
     """Return requests a second, the best first, and latencies in the same order."""
-    rates = {
-        row: statistics.median(runs)
-        for (_, row, name), runs in found.runs.items()
-        if name == "rate"
-    }
-    ordered = sorted(rates, key=lambda row: -rates[row])
+
+    def median(row: str, name: str) -> float:
+        return statistics.median(found.runs["server", row, name])
+
+    ordered = sorted({row for _, row, _ in found.runs}, key=lambda row: -median(row, "rate"))
     titles = {
         "rate": "requests a second (more is better)",
-        "p50": "p50 latency in ms (less is better)",
         "p99": "p99 latency in ms (less is better)",
     }
     return [
-        Panel(title, {row: [statistics.median(found.runs["server", row, name])] for row in ordered})
+        Panel(title, {row: [median(row, name)] for row in ordered})
         for name, title in titles.items()
     ]
 

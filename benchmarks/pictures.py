@@ -126,7 +126,7 @@ def _bars(axes: Axes, panel: Panel) -> None:
         color=[OTHERS if compared and not _ours(name) else OURS for name in names],
     )
     axes.bar_label(bars, [shown(value) for value in values], padding=4, fontsize=9)
-    axes.set_yticks(rows, names)
+    axes.set_yticks(rows, [name.replace("ours", "this project") for name in names])
     axes.invert_yaxis()
     axes.margins(x=0.12)
     axes.set_title(panel.title, loc="left", fontsize=11, color=TEXT)
