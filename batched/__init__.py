@@ -80,7 +80,8 @@ else:
     def __getattr__(name):
         if name in _LATE:
             return _import(f".{name}", __name__)
-        hint = "; did you mean 'dynamically'?" if name.startswith(("batch", "dynamic")) else ""
+        near = name.startswith("batch") or "dynamic" in name
+        hint = "; did you mean 'dynamically'?" if near else ""
         error = AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
         if hint:
             error.name = name  # else Python would add a hint of its own

@@ -35,7 +35,7 @@ else:
     T = TypeVar("T")
     U = TypeVar("U")
 
-_ADDRESS: Final = re.compile(r"unix:.+|[^\W\d][\w.]*:[^\W\d][\w.]*")
+_ADDRESS: Final = re.compile(r"unix:.+|(?!.*\.py:)[^\W\d][\w.]*:[^\W\d][\w.]*")
 SETTINGS: Final = ("max_queue_size", "on_full", "queue_timeout_ms", "prepare", "prepare_threads")
 """Settings of a client, besides its name. Other settings belong to the function."""
 
@@ -175,7 +175,7 @@ class _Connected(BatchedCallable[T, U, ...]):
                 "the model process cannot import the main script or a notebook: put the function "
                 f"into a module, and connect to 'module:{address.removeprefix('__main__:')}'"
             )
-        if not linger_s >= 0:
+        if not isinstance(linger_s, int | float) or not linger_s >= 0:
             raise ValueError(f"linger_s must be a number of seconds, at least 0, got {linger_s!r}")
         if isinstance(prepare, str):
             prepare = pkgutil.resolve_name(prepare)

@@ -10,7 +10,7 @@ PEERS: Final = {
     "collate_fn": "prepare",
     "key": "dedupe",
     "max_batch_size": "batch_size",
-    "max_latency": "timeout_ms",
+    "max_latency_ms": "timeout_ms",
     "max_length": "max_new_tokens",
     "max_retries": "attempts",
     "max_wait_ms": "timeout_ms",
@@ -18,6 +18,7 @@ PEERS: Final = {
     "num_workers": "max_concurrent_batches",
     "resume": "resume_from_last",
     "stop": "stop_strings",
+    "max_wait_time": "timeout_ms",
     "wait_ms": "timeout_ms",
 }
 """Settings of other libraries, with their names here."""

@@ -38,7 +38,7 @@ from .map import Ahead, async_mapped, mapped, no_text
 from .method import BatchedMethod
 from .pickling import DOTTED_NAMES, Carriers, importable_name
 from .requests import MISSING, Args, Keywords
-from .settings import Settings
+from .settings import InferenceSettings, Settings
 
 if TYPE_CHECKING:
     from typing_extensions import ParamSpec
@@ -396,8 +396,10 @@ def _refuse(name: str, decorated: object, _: object) -> Never:
     )
 
 
-for _name in Settings.__annotations__:  # read, they are attributes of the decorated function
-    setattr(BatchedCallable, _name, property(None, functools.partial(_refuse, _name)))
+# read, they are attributes of the decorated function
+for _name in (*InferenceSettings.__annotations__, "prepare", "spread_kwargs", "unpack"):
+    for _class in (BatchedCallable, BatchedMethod):
+        setattr(_class, _name, property(None, functools.partial(_refuse, _name)))
 
 
 def _enter(

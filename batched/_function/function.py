@@ -105,7 +105,14 @@ class BatchFunction:
         )
 
     def _check_lists(self) -> None:
-        """Raise a TypeError if the function takes a wrong number of lists."""
+        """Raise a TypeError if the function takes no list, or a wrong number of lists."""
+        for first in self._parameters[:1]:
+            kind = inspect.formatannotation(first.annotation).strip("'")
+            if kind in ("str", "int", "float"):
+                raise TypeError(
+                    f"{self.name} takes one {kind}, and a batch function gets a list of items: "
+                    f"{first.name}: list[{kind}]"
+                )
         if self.options.unpack:
             if len(self.parts_of_items) < 2:
                 raise TypeError(

@@ -9,7 +9,7 @@ import collections
 import concurrent.futures
 import sys
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Generator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Generator, Iterable, Mapping
 from typing import Any, Final, Generic, TypeVar
 
 from .._core.checks import check_whole
@@ -28,8 +28,8 @@ _LATE: Final = (
 
 def no_text(items: T) -> T:
     """Return the items of a call of `map`, which are not the characters of a text."""
-    if isinstance(items, str | bytes | None):
-        raise TypeError(f"map takes many items, got {items!r:.60}, which is one")
+    if isinstance(items, str | bytes | Mapping | None) or type(items).__name__ == "DataFrame":
+        raise TypeError(f"map takes many items, got a {type(items).__name__}, which is one")
     return items
 
 

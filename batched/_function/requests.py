@@ -61,6 +61,7 @@ class ItemRequestParser:
             binder.hint = f"; one item is a tuple, {self._short}.submit(({', '.join(parts)}))"
         self._length = options.item_length
         self._key = _by_value if options.dedupe is True else options.dedupe
+        self._most = options.policy.batch_size
         self._parts = parts  # with `unpack`, names of the parts of an item
 
     def read(
@@ -96,13 +97,13 @@ class ItemRequestParser:
         if not isinstance(item, list):
             self._refuse_many(item)
             return item, args, True
-        for other in (*args, *(kwargs.values() if by_keyword else ())):
+        for other in (*args, *(kwargs.values() if by_keyword or len(item) > self._most else ())):
             if isinstance(other, list) and len(other) == len(item) > 0:
                 raise TypeError(
                     f"{self._name} was given two lists of {len(item)}, and extra arguments are "
                     "shared by all items. If each item is a pair, decorate with unpack=True and "
                     f"pass {self._short}([(..., ...), ...]); if the second list is shared, pass it "
-                    "by keyword, and the items by position"
+                    "as a tuple"
                 )
         return item, args, False
 
@@ -230,7 +231,8 @@ class FeatureRequestParser:
         elif not isinstance(item, Mapping):
             raise CollationError(
                 f"{self._name} takes a mapping of features, or features by keyword, got "
-                f"{item!r:.60}; prepare= makes features of other arguments"
+                f"{item!r:.60}; one mapping has the rows of all items, and prepare= makes features "
+                "of other arguments"
             )
         try:
             features = self._parser.parse(item)

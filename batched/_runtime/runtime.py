@@ -194,7 +194,7 @@ class Runtime(CallQueue):
             "%s has run %d batches of one item in a row while other calls waited: calls share a "
             "batch if their extra arguments are equal, and these differ in %s. Put what differs "
             "from call to call into the items",
-            *(self.name, MANY_ALONE, ", ".join(names) or "dtype, rank or device of a feature"),
+            *(self.name, MANY_ALONE, ", ".join(names) or "dtype, size or device of a feature"),
         )
 
     def join(self, scheduler: Scheduler, key: Hashable, room: Room) -> list[Batch]:

@@ -64,7 +64,10 @@ class Devices:
 
 
 def _with_index(device: Any) -> Any:
-    return device and sys.modules["torch"].empty(0, device=device).device
+    try:
+        return device and sys.modules["torch"].empty(0, device=device).device
+    except (AssertionError, RuntimeError) as error:
+        raise ValueError(f"device {str(device)!r} cannot be used: {error}") from None
 
 
 def stream_wait(events: Iterable[Any]) -> None:

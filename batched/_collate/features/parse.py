@@ -159,6 +159,11 @@ class FeatureParser:
                 f"value of {array.dtype}; a value for all rows goes next to the features, "
                 f"(features, {name}=...)"
             )
+        if name == "input_ids" and array.ndim == 1:
+            raise CollationError(
+                f"{self._name}: input_ids of one text need an axis for rows, input_ids[None], got "
+                f"{_describe(array)}"
+            )
         plain = _make_plain(array)
         device, pad = getattr(array, "device", None), self._settings.pad_token.get(name)
         try:
