@@ -43,7 +43,6 @@ def needs(user: str, extra: str) -> Iterator[None]:
         package = (error.name or str(error)).partition(".")[0]
         raise ModuleNotFoundError(
             f'{user} needs {package}, which is not installed; run `python -m pip install ".[{extra}'
-            f']"` in a checkout of batched, or `pip install "batched-dynamically[{extra}]"` '
-            "elsewhere",
+            f']"` in a checkout of batched',
             name=error.name,
         ) from error

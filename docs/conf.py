@@ -58,9 +58,6 @@ html_title = "batched"
 html_static_path = ["static"]
 html_css_files = ["pages.css"]
 html_show_sphinx = False
-html_theme_options = {
-    "announcement": "There is no release yet: install a checkout first, as the first page says.",
-}
 
 OBTAINED = {
     "AsyncBatched",

@@ -90,8 +90,7 @@ def test_a_missing_package_is_named_with_its_extra(code: str, package: str, extr
     assert re.split("[. ]", user)[-1] in code
     assert said == (
         f"{package}, which is not installed; run `python -m pip "
-        f'install ".[{extra}]"` in a checkout of batched, or `pip install '
-        f'"batched-dynamically[{extra}]"` elsewhere'
+        f'install ".[{extra}]"` in a checkout of batched'
     )
 
 

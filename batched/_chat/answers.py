@@ -75,7 +75,9 @@ def read_answer(content: bytes) -> Answer:
         answer = Answer.model_validate_json(content)
     except ValidationError as error:
         raise Unusable(
-            f"its answer has the wrong form, or was cut off: {first_error(error)}", again=True
+            "its answer has the wrong form (of another base_url?), or was cut off: "
+            f"{first_error(error)}",
+            again=True,
         ) from None
     if answer.error:
         raise Unusable(f"it answered with an error: {message_of(answer.error)}", again=True)

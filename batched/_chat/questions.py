@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import re
 from collections.abc import Collection, Mapping
 from typing import Any, Final
@@ -48,6 +49,7 @@ class ChatRequests(PromptPreparation):
         """Check `parameters`, which hold for all prompts."""
         self._name = name  # of the client, for messages
         self._settings = settings
+        self._told = False  # that answers are cut off
         self.prices = settings.prices
         of_client = "it is set for the client, by client.with_options(...)"
         self._reserved = dict.fromkeys(vars(settings), of_client) | RESERVED
@@ -102,6 +104,11 @@ class ChatRequests(PromptPreparation):
             Unusable: the answer has none.
         """
         result: Any = read_choice(answer, self._settings.schema)
+        if answer.choices and answer.choices[0].was_cut and not self._told:
+            self._told = True
+            logging.getLogger("batched").warning(
+                "%s: an answer was cut off at its most tokens; details=True tells which", self._name
+            )
         if self._settings.details:
             assert answer.choices is not None
             result = ChatAnswer(

@@ -14,7 +14,7 @@ Address: TypeAlias = Annotated[str, Field(pattern="^https?://")]
 Text: TypeAlias = Annotated[str, Field(min_length=1)]
 Key: TypeAlias = Text | Callable[[], str]
 Count: TypeAlias = Annotated[int, Field(ge=1)]
-Seconds: TypeAlias = Annotated[float, Field(ge=0.001, allow_inf_nan=False)]
+Seconds: TypeAlias = Annotated[float, Field(ge=0.001, le=3600, allow_inf_nan=False)]
 Amount: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Prices: TypeAlias = Annotated[tuple[Amount, Amount], Field(strict=False)]
 

@@ -75,7 +75,9 @@ def _parser(prog: str) -> _Parser:
     commands = parser.add_subparsers(dest="command", metavar="command", title="commands")
 
     def add(name: str, run: str, extra: str, about: str, more: str = "") -> _Parser:
-        command = commands.add_parser(name, help=about, description=f"{about}{more}.")
+        command = commands.add_parser(
+            name, help=about, description=f"{about}{more}.", allow_abbrev=False
+        )
         command.set_defaults(parser=command, run=run, extra=extra)
         return command
 

@@ -7,7 +7,9 @@ from numbers import Integral
 from typing import Final
 
 PEERS: Final = {
+    "batch_size": "max_inputs",
     "collate_fn": "prepare",
+    "concurrency": "max_workers",
     "key": "dedupe",
     "max_batch_size": "batch_size",
     "max_latency_ms": "timeout_ms",
@@ -16,9 +18,12 @@ PEERS: Final = {
     "max_wait_ms": "timeout_ms",
     "max_workers": "max_concurrent_batches",
     "num_workers": "max_concurrent_batches",
-    "resume": "resume_from_last",
-    "stop": "stop_strings",
     "max_wait_time": "timeout_ms",
+    "resume": "resume_from_last",
+    "retries": "attempts",
+    "rpm": "requests_per_minute",
+    "stop": "stop_strings",
+    "tpm": "tokens_per_minute",
     "wait_ms": "timeout_ms",
 }
 """Settings of other libraries, with their names here."""

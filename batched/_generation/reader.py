@@ -145,7 +145,8 @@ class PromptReader(PromptPreparation):
         for token in ids:
             if not is_id(token) or not 0 <= token < self._vocabulary:
                 raise ValueError(
-                    f"{name}: ids are integers from 0 to {self._vocabulary - 1}, got {token!r:.60}"
+                    f"{name}: ids are integers from 0 to {self._vocabulary - 1}, got {token!r:.60};"
+                    " a list of texts is several prompts, and ids are of the model's tokenizer"
                 )
         if self._positions is not None and len(ids) >= self._positions:
             raise ValueError(

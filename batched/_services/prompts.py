@@ -43,7 +43,7 @@ def check_chat(name: str, messages: Sequence[Any]) -> None:
         if not isinstance(message, Mapping):
             raise TypeError(
                 f"{name}: message {number} of a chat must be a dict with role and content, got "
-                f"{message!r:.60}"
+                f"{message!r:.60}; several prompts are a list"
             )
         role = message.get("role")
         if role not in ROLES:

@@ -7,6 +7,7 @@ from contextlib import closing
 from dataclasses import fields
 from dataclasses import replace as replaced
 from os import PathLike
+from os.path import expanduser
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, Literal, get_args
@@ -132,6 +133,7 @@ class Pipeline:
         check_whole("limit", 1 if limit is None else limit)
         if not isinstance(dest, str | PathLike):
             raise TypeError(f"run(source, result, ...): the result is a path, got {dest!r}")
+        dest = expanduser(dest)
         if engine is not None and not isinstance(engine, Ray):
             raise TypeError(f"engine must be an offline.Ray(), got {engine!r}")
         for step in self.steps:
@@ -226,7 +228,10 @@ def run(
 ) -> Report:
     """Run one batch function over `source`: a `Step` in a `Pipeline`, with the settings of both."""
     if not callable(fn):
-        raise TypeError(f"run(function, source, result, ...) begins with the function, got {fn!r}")
+        raise TypeError(
+            "run(function, source, result, ...) begins with the function; steps run as "
+            f"Pipeline(step, ...).run(source, result), and an object needs __call__; got {fn!r:.60}"
+        )
     of_step, of_run = {each.name for each in fields(Step)}, Pipeline.run.__annotations__.keys()
     for name in settings.keys() - of_step - of_run:
         raise TypeError(f"run has no setting {name!r}{suggest(name, of_step | of_run)}")

@@ -100,6 +100,5 @@ def test_a_missing_package_is_named_with_its_extra(command: str, extra: str, pac
     assert missing.returncode == 2
     assert missing.stderr == (
         f"batched {command.partition(' ')[0]}: this command needs {package}, which is not "
-        f'installed; run `python -m pip install ".[{extra}]"` in a checkout of batched, or '
-        f'`pip install "batched-dynamically[{extra}]"` elsewhere\n'
+        f'installed; run `python -m pip install ".[{extra}]"` in a checkout of batched\n'
     )

@@ -13,6 +13,7 @@ computes elsewhere. So a run can go on where a run with another engine ended.
 from __future__ import annotations
 
 import logging
+import socket
 import sys
 from contextlib import suppress
 from copy import deepcopy
@@ -42,6 +43,12 @@ def join(settings: Ray) -> None:
     """
     ray = import_ray()
     if not ray.is_initialized():
+        host, _, port = (settings.address or "").removeprefix("ray://").rpartition(":")
+        if port.isdecimal():  # Ray would try for minutes
+            try:
+                socket.create_connection((host.strip("[]"), int(port)), 10).close()
+            except OSError as error:
+                raise ConnectionError(f"no Ray answers at {settings.address}: {error}") from None
         env = deepcopy(settings.runtime_env)  # which Ray changes
         ray.init(address=settings.address, runtime_env=env, logging_level=logging.WARNING)
         _joined[:] = [settings.runtime_env]

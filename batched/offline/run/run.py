@@ -130,6 +130,8 @@ class Run:
         """Stop the run if rows have failed and none is in the result; `good` are there."""
         if self.tally.failed and not good:
             why = f"none of the {self._counts['read']:,} rows has a result: {self.tally}"
+            if isinstance(self.tally.last_error, TypeError | AttributeError):
+                why += "; the function gets a list of items, preprocess and postprocess one"
             raise RunStopped(why) from self.tally.last_error
 
     def snapshot(self) -> Snapshot:

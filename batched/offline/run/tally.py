@@ -51,5 +51,6 @@ class Tally:
 
     def __str__(self) -> str:
         types = ", ".join(f"{count:,} x {name}" for name, count in self.errors.items())
-        example = next(iter(self.examples.values()))["error"].partition("\n")[0]
-        return f"{types} ({example})"
+        letter = next(iter(self.examples.values()))
+        example = letter["error"].partition("\n")[0]
+        return f"{types} (in {letter['phase']}: {example})"

@@ -38,7 +38,9 @@ class Lines:
         parts = [f"{pace.step.name} {describe(pace, snapshot)}" for pace in paces]
         if is_first:
             letter = next(iter(snapshot.examples.values()))
-            parts.append(f"the first failure: {letter['error'].splitlines()[0]}")
+            parts.append(
+                f"the first failure, in {letter['phase']}: {letter['error'].splitlines()[0]}"
+            )
         text, end = f"{self._output} {state}: {'; '.join(parts)}", "\n"
         if self._rewrites:
             end = end * stays

@@ -148,7 +148,7 @@ def test_a_terminal_has_one_line_with_counts_rate_and_time_left(
     first, second, third, writing, last = capsys.readouterr().err.split("\r\x1b[K")[1:]
     assert first == "x.parquet running: embed 100/about 1,000 rows"
     assert second.startswith("x.parquet running: embed 200/1,000 rows  100.0 rows/s  3 failed")
-    assert second.endswith("the first failure: ValueError: bad row\n")
+    assert second.endswith("the first failure, in inference: ValueError: bad row\n")
     assert third == "x.parquet running: embed 300/1,000 rows  100.0 rows/s  3 failed  0:00:07 left"
     assert writing.startswith("x.parquet writing: embed 1,000/1,000 rows")
     assert last.startswith("x.parquet done: embed 1,000/1,000 rows")
@@ -169,8 +169,8 @@ def test_a_log_gets_a_line_every_10_s_for_the_first_failure_and_at_the_end(
     assert out == ""
     assert err.splitlines() == [
         (
-            "x.parquet running: embed 10/1,000 rows  1 failed; the first failure: ValueError: bad "
-            "row"
+            "x.parquet running: embed 10/1,000 rows  1 failed; the first failure, in inference: "
+            "ValueError: bad row"
         ),
         "x.parquet running: embed 20/about 1,000 rows",
         "x.parquet done: embed 1,000/1,000 rows  1,091.1 rows/s",
