@@ -104,19 +104,19 @@ class ChatRequests(PromptPreparation):
             Unusable: the answer has none.
         """
         result: Any = read_choice(answer, self._settings.schema)
-        if answer.choices and answer.choices[0].was_cut and not self._told:
-            self._told = True
-            logging.getLogger("batched").warning(
-                "%s: an answer was cut off at its most tokens; details=True tells which", self._name
-            )
+        assert answer.choices is not None
         if self._settings.details:
-            assert answer.choices is not None
             result = ChatAnswer(
                 result,
                 answer.choices[0].was_cut,
                 getattr(answer.usage, "prompt_tokens", None),
                 getattr(answer.usage, "completion_tokens", None),
                 request_id,
+            )
+        elif answer.choices[0].was_cut and not self._told:
+            self._told = True
+            logging.getLogger("batched").warning(
+                "%s: an answer was cut off at its most tokens; details=True tells which", self._name
             )
         return [result for _ in items]
 

@@ -71,11 +71,14 @@ def test_secrets_are_not_shown(server: ChatServer) -> None:
     assert client.options["base_url"].startswith("http://***@127.0.0.1")
 
 
-def test_details_tell_whether_an_answer_was_cut_off(server: ChatServer) -> None:
+def test_details_tell_whether_an_answer_was_cut_off(server: ChatServer, caplog: Any) -> None:
     server.behave = lambda asked: Reply("half of", reason="length" if asked.number else "stop")
     client = server.client(details=True)
     assert client("one") == ChatAnswer("half of", False, 10, 5, "req_0")
     assert client("two").was_cut
+    assert server.client()(["three", "four"]) == ["half of", "half of"]
+    (told,) = caplog.messages
+    assert told == "chat: an answer was cut off at its most tokens; details=True tells which"
 
 
 # ---------------------------------------------------------------- limits of the service
@@ -280,7 +283,7 @@ WRONG_SETTINGS: list[tuple[dict[str, Any], str]] = [
     ({"base_url": "localhost"}, "base_url: String should begin with http:// or https://"),
     ({"api_key": 1}, "api_key.constrained-str: Input should be a valid string"),
     ({"requests_per_minute": 1.5}, "requests_per_minute: Input should be a valid integer"),
-    ({"timeout_s": 0}, "timeout_s: Input should be greater than or equal to 0.001, got 0"),
+    ({"timeout_s": 30_000}, "timeout_s: Input should be less than or equal to 3600, got 30000"),
     ({"max_wait_s": float("inf")}, "max_wait_s: Input should be a finite number, got inf"),
     ({"prices": (1, -1)}, "prices.1: Input should be greater than or equal to 0, got -1"),
     ({"max_cost": 1.0}, "m: max_cost needs the prices of tokens"),

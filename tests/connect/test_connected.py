@@ -54,6 +54,10 @@ def test_a_client_refuses_the_settings_of_a_function() -> None:
     for name, message in refused.items():
         with pytest.raises(TypeError, match=f"there is no setting '{name}'.*{message}"):
             connect("served_model:double", **{name: 8})
+    with pytest.raises(
+        ValueError, match=r"'module:function' or 'unix:PATH', got 'model\.py:double'"
+    ):
+        connect("model.py:double")
 
 
 def test_items_may_be_passed_by_name_and_other_arguments_are_refused(connected: Connect) -> None:

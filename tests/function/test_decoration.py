@@ -88,6 +88,7 @@ def test_coroutine_functions_belong_to_aio(func: Any) -> None:
         (Plain, "a class cannot be batched, got .*Plain.*; decorate its method, or pass an inst"),
         (lambda items: (yield items), "is a generator function; let it return all results at once"),
         (doubled, "batched already; .* with_options"),
+        (python, r"takes one str, and a batch function gets a list of items: \w+: list\[str\]"),
         (lambda: [1], "takes no argument for the list of items"),
         (lambda *, texts: texts, "takes no argument for the list of items"),
         (lambda **texts: texts, "takes no argument for the list of items"),
@@ -292,7 +293,7 @@ def test_a_method_without_self_is_refused_with_advice() -> None:
 @pytest.mark.parametrize("decorator", DECORATORS)
 def test_wrong_uses_of_a_function_are_refused_with_advice(decorator: Any) -> None:
     fn = decorator(lambda items: items)
-    for items in ("text", b"bytes", None):
+    for items in ("text", b"bytes", None, {"a": 1}):
         with pytest.raises(TypeError, match=r"map takes many items, got .*, which is one"):
             fn.map(items)
     with pytest.raises(ValueError, match="buffersize must be at least 1, got 0"):
@@ -302,8 +303,8 @@ def test_wrong_uses_of_a_function_are_refused_with_advice(decorator: Any) -> Non
     with pytest.raises(AttributeError) as caught:
         _ = fn.statistics
     assert (caught.value.name, caught.value.obj) == ("statistics", fn)
-    with pytest.raises(AttributeError, match=r"with_options\(batch_size=\.\.\.\)"):
-        fn.batch_size = 64
-    assert not hasattr(fn, "batch_size")
+    with pytest.raises(AttributeError, match=r"with_options\(device=\.\.\.\)"):
+        fn.device = "cpu"
+    assert not hasattr(fn, "device")
     fn.note = "kept"
     assert fn.note == "kept"

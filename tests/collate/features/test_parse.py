@@ -123,6 +123,7 @@ def test_another_thread_may_be_importing_torch(
 DENSE = "must be a dense array or tensor, or a list of them, one for each row, got "
 
 BAD: list[tuple[Any, list[str]]] = [
+    ({"input_ids": ROW}, ["input_ids of one text need an axis for rows", "(3,)"]),
     ({"ids": [ROW, ROW], "mask": numpy.zeros((5, 3))}, ["ids", "list of 2", "mask", "(5, 3)"]),
     (
         {"ids": ROW[None], "mask": numpy.array(3)},

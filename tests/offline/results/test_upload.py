@@ -188,6 +188,8 @@ def test_a_destination_is_tried_before_anything_runs(bucket: Bucket, tmp_path: P
         offline.run(never, ROWS, bucket.uri("r.csv"), **SETTINGS)
     with pytest.raises(ResultError, match="cannot be at s3://x/p; it must be on a disk"):
         offline.run(never, ROWS, tmp_path / "r.csv", **SETTINGS, progress=f"s3://k:{SECRET}@x/p")
+    with pytest.raises(ResultError, match="progress names the result itself"):
+        offline.run(never, ROWS, tmp_path / "r.csv", **SETTINGS, progress=tmp_path / "r.csv")
     assert not bucket.content()
 
 
