@@ -132,7 +132,6 @@ def test_links_have_targets() -> None:
 
 
 def defaults(settings: Any, *left_out: str) -> dict[str, str]:
-    """Return the defaults of the fields of a class, as the page shows them."""
     return {
         field.name: repr(field.default).replace("'", '"')
         for field in fields(settings)
@@ -141,7 +140,6 @@ def defaults(settings: Any, *left_out: str) -> dict[str, str]:
 
 
 def table(heading: str) -> dict[str, str]:
-    """Return names and defaults of the table under a heading of the page of settings."""
     section = (ROOT / "docs/settings.md").read_text().split(f"\n## {heading}\n")[1]
     return dict(
         re.findall(r"^\| `(\w+)` \| `?([^|`]+)`? \|", section.split("\n## ")[0], re.MULTILINE)

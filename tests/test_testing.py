@@ -20,8 +20,6 @@ BACKENDS = pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
 
 
 class Recorded:
-    """A batch function that doubles numbers, and records each batch with its thread."""
-
     def __init__(self) -> None:
         self.batches: list[list[int]] = []
         self.threads: set[threading.Thread] = set()

@@ -21,7 +21,6 @@ pytestmark = pytest.mark.once
 
 
 def run(*command: str) -> str:
-    """Return the output of a checker, run without coverage."""
     done = subprocess.run(
         [*command, str(USES)],
         capture_output=True,
@@ -36,7 +35,6 @@ def run(*command: str) -> str:
 
 
 def mypy() -> Errors:
-    """Return the errors of mypy --strict."""
     pytest.importorskip("mypy")
     output = run(sys.executable, "-m", "mypy", "--strict", "--no-error-summary")
     found = re.findall(r"uses\.py:(\d+): error: (.*)$", output, re.MULTILINE)
@@ -45,7 +43,6 @@ def mypy() -> Errors:
 
 
 def pyright() -> Errors:
-    """Return the errors of pyright."""
     command = shutil.which("pyright", path=str(Path(sys.executable).parent))
     if command is None:
         pytest.skip("pyright is not installed")

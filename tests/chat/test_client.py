@@ -23,8 +23,6 @@ from batched.errors import EndpointError
 from chat_server import Asked, ChatServer, Person, Reply, answer, refuse
 from stage import python
 
-# ---------------------------------------------------------------- ways of calling
-
 
 def test_a_list_of_messages_is_one_prompt_and_any_other_list_is_several(server: ChatServer) -> None:
     client = server.client()
@@ -81,9 +79,6 @@ def test_details_tell_whether_an_answer_was_cut_off(server: ChatServer, caplog: 
     assert told == "chat: an answer was cut off at its most tokens; details=True tells which"
 
 
-# ---------------------------------------------------------------- limits of the service
-
-
 def test_clients_of_one_service_share_its_limits(server: ChatServer) -> None:
     client = server.client(max_workers=4, tokens_per_minute=1_000_000)
     embedder = server.embedder(max_workers=4, max_inputs=1)
@@ -117,9 +112,6 @@ def test_a_client_keeps_to_its_own_workers_and_binds_no_other(server: ChatServer
     del dropped
     gc.collect()
     assert server.client(max_workers=3).usage.limit == 5
-
-
-# ---------------------------------------------------------------- calls that are given up
 
 
 def hang_first(asked: Asked) -> Reply:
@@ -199,9 +191,6 @@ def test_a_callback_of_a_future_may_call_the_client(server: ChatServer) -> None:
     assert found == ["re: one", "re: two"]
 
 
-# ---------------------------------------------------------------- cost
-
-
 def test_no_request_is_sent_that_may_exceed_max_cost(server: ChatServer) -> None:
     # 10 and 5 tokens an answer, as the server counts: 15 millionths
     client = server.client(prices=(1.0, 1.0), max_cost=40e-6, max_workers=1, max_tokens=5)
@@ -252,9 +241,6 @@ def test_the_request_for_a_correction_costs_what_it_has_to_repeat(server: ChatSe
     assert len(server.requests) == 1
 
 
-# ---------------------------------------------------------------- wrong calls and settings
-
-
 WRONG: list[tuple[Any, dict[str, Any], str]] = [
     (" \n", {}, "chat got an empty prompt"),
     ([], {}, "chat got an empty chat; it needs at least one message"),
@@ -300,9 +286,6 @@ def test_a_wrong_setting_is_refused_by_the_constructor() -> None:
         assert message in str(raised.value)
 
 
-# ---------------------------------------------------------------- properties and copies
-
-
 def test_usage_counts_requests_tokens_and_their_price(server: ChatServer) -> None:
     client = server.client(prices=(1.0, 4.0))
     client(["one", "two"])
@@ -330,9 +313,6 @@ def test_other_options_and_a_pickle_make_another_client(server: ChatServer) -> N
 def test_schema_system_message_and_details_are_part_of_the_meaning(server: ChatServer) -> None:
     settings: list[dict[str, Any]] = [{}, {"schema": Person}, {"system": "x"}, {"details": True}]
     assert len({server.client(**each).meaning for each in settings}) == 4
-
-
-# ---------------------------------------------------------------- from the first call to the last
 
 
 def test_shutdown_finishes_accepted_calls(server: ChatServer) -> None:
@@ -401,9 +381,6 @@ def test_a_program_that_closes_nothing_gets_all_answers(server: ChatServer) -> N
     done = python(program, "-W", "ignore")
     assert (done.returncode, done.stderr) == (0, "")
     assert sorted(done.stdout.split("\n")[:-1]) == [f"re: prompt {number}" for number in range(6)]
-
-
-# ---------------------------------------------------------------- many calls, and many faults
 
 
 @pytest.mark.slow

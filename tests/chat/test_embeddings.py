@@ -45,9 +45,6 @@ def ask_together(client: EmbeddingClient, texts: list[str]) -> list[Any]:
     return [future.exception(30) or future.result() for future in futures]
 
 
-# ---------------------------------------------------------------- ways of calling
-
-
 def test_each_way_of_calling_returns_vectors_in_order(server: ChatServer) -> None:
     client = server.embedder()
     texts = ["b", "aa", "c"]
@@ -104,16 +101,10 @@ def test_a_wrong_call_or_setting_is_refused_in_one_sentence(server: ChatServer) 
         server.embedder(input="x")
 
 
-# ---------------------------------------------------------------- texts in requests
-
-
 def test_tokens_are_estimated_from_characters_without_a_function(server: ChatServer) -> None:
     client = server.embedder(count_tokens=None, max_tokens=30)
     client(["x" * 80] * 3)  # 21 tokens each
     assert [len(asked.texts) for asked in server.requests] == [1, 1, 1]
-
-
-# ---------------------------------------------------------------- faults
 
 
 @pytest.mark.parametrize(
@@ -238,9 +229,6 @@ def test_one_text_that_is_too_large_makes_no_later_request_smaller(server: ChatS
     assert len(server.requests) <= before + 2
 
 
-# ---------------------------------------------------------------- a dataset
-
-
 def test_a_client_is_a_step_of_an_offline_run(server: ChatServer, tmp_path: Path) -> None:
     offline = pytest.importorskip("batched.offline")
     texts = texts_of(100)
@@ -254,9 +242,6 @@ def test_a_client_is_a_step_of_an_offline_run(server: ChatServer, tmp_path: Path
 
     found = pyarrow.parquet.read_table(dest)["vector"].to_pylist()
     assert found == [vector_of(text) for text in texts if text != texts[40]]
-
-
-# ---------------------------------------------------------------- many callers
 
 
 @pytest.mark.parametrize(

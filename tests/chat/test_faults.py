@@ -36,9 +36,6 @@ def no_credit(place: str) -> Reply:
     return Reply(status=429, body={"error": {"message": "no credit", place: "insufficient_quota"}})
 
 
-# ---------------------------------------------------------------- unusable answers
-
-
 @pytest.mark.parametrize(
     ("reply", "why", "again"),
     [
@@ -148,9 +145,6 @@ def test_wrong_json_goes_back_to_the_model_once_with_its_error(server: ChatServe
     with pytest.raises(EndpointError, match=r"does not fit.*\(4 requests\)"):
         server.client(schema=Person, attempts=4)("who?")
     assert len(server.requests[-1].body["messages"]) == 3
-
-
-# ---------------------------------------------------------------- errors of the service
 
 
 @pytest.mark.parametrize(
@@ -280,9 +274,6 @@ def test_the_time_limit_applies_to_the_whole_answer(server: ChatServer) -> None:
         client("one")
     assert raised.value.is_service
     assert client.with_options(attempts=2)("two") == "re: two"
-
-
-# ---------------------------------------------------------------- all callers together
 
 
 def test_an_outage_opens_the_breaker_and_costs_no_call(server: ChatServer) -> None:

@@ -72,9 +72,6 @@ def test_the_limit_is_not_raised_soon_after_a_pause_that_the_service_named() -> 
         assert (limits.limit > lowered) is (expected > lowered)
 
 
-# ---------------------------------------------------------------- pauses
-
-
 def test_a_refusal_holds_all_requests_until_the_latest_moment_that_was_named() -> None:
     limits = limits_of()
     first, second = send(limits, 2)
@@ -114,9 +111,6 @@ def test_refusals_of_running_requests_do_not_extend_a_pause() -> None:
     for permit in send(limits, 10):
         limits.end(permit, 0.1, "refusal")
     assert limits.held_until == pytest.approx(0.1 + FIRST_PAUSE / 2)
-
-
-# ---------------------------------------------------------------- breaker
 
 
 def test_an_open_breaker_lets_one_probe_at_a_time_pass_until_any_request_is_answered() -> None:
@@ -213,9 +207,6 @@ def test_the_silence_of_a_service_begins_with_its_first_fault_and_ends_with_an_a
     assert limits.silent_since is None
 
 
-# ---------------------------------------------------------------- budgets
-
-
 @settings(max_examples=40, deadline=None)
 @given(
     most=st.integers(5, 60),
@@ -276,9 +267,6 @@ def test_new_bounds_apply_to_the_next_request() -> None:
     assert limits.ready_at(1.0, 60) == 1.0
     limits.allow(5)
     assert limits.ready_at(1.0, 6000) == 1.0
-
-
-# ---------------------------------------------------------------- random outcomes
 
 
 @settings(max_examples=40, deadline=None)

@@ -28,7 +28,6 @@ class Windowed:
     answered: deque[float] = field(default_factory=deque)
 
     def ask(self, now: float, _: int) -> tuple[bool, float | None]:
-        """Return whether a request is answered, and the pause that a refusal names."""
         while self.answered and self.answered[0] <= now - self.window:
             self.answered.popleft()
         if len(self.answered) < self.most:

@@ -161,6 +161,11 @@ def test_a_function_without_named_parameters_is_bound_by_position(func: Callable
     assert len({binder.bind(args, {}) for args in ((1,), (2,), ())}) == 3
 
 
+def test_a_gathered_keyword_may_have_the_name_of_a_positional_parameter() -> None:
+    binder = Binder(lambda texts, prompt="", /, **more: texts, "rank", leading=1)
+    assert binder.bind(("a",), {"prompt": "z"}) != binder.bind(("b",), {"prompt": "z"})
+
+
 def test_arguments_that_do_not_fit_are_a_type_error_with_the_name_of_the_function() -> None:
     def translate(texts: list[str], /, language: str, beams: int = 1) -> list[str]:
         return texts

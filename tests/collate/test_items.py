@@ -28,14 +28,12 @@ ITEMS = ItemCollator("shop.embed")
 
 
 def calls(*sizes: int) -> list[Slice]:
-    """Return whole calls of these sizes. Their items are the numbers from 0 on."""
     ends = zip(sizes, accumulate(sizes), strict=True)
     numbers = [list(range(end - size, end)) for size, end in ends]
     return [(Request(each, len(each), NO_ARGUMENTS, listed=True), 0, len(each)) for each in numbers]
 
 
 def rows_of(output: Any, *sizes: int) -> list[Any]:
-    """Return the results of all calls in one list."""
     return [row for part in ITEMS.split(output, calls(*sizes), None) for row in part]
 
 
@@ -62,6 +60,11 @@ def test_any_object_but_an_exception_is_a_result(result: Any) -> None:
     first, second = rows_of([result, 1], 1, 1)
     assert first is result
     assert second == 1
+
+
+def test_a_list_gets_the_first_exception_in_its_place() -> None:
+    first, second = ValueError(), KeyError()
+    assert ITEMS.split([1, first, second], calls(3), None) == [first]
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,6 @@ def test_an_interrupted_demo_leaves_no_thread_behind() -> None:
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *options: str) -> str:
-    """Return the message of a demo that ends with status 2."""
     with pytest.raises(SystemExit) as refused:
         cli.main(["demo", "--sentences", "8", *options])
     assert refused.value.code == 2

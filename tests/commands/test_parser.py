@@ -15,7 +15,6 @@ from stage import python
 
 
 def ended(capsys: pytest.CaptureFixture[str], *command: str) -> tuple[object, str, str]:
-    """Return the exit status and the output of a command that does not run."""
     with pytest.raises(SystemExit) as end:
         cli.main(command)
     return end.value.code, *capsys.readouterr()

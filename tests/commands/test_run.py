@@ -114,14 +114,12 @@ def lengths(folder: Path) -> list[int]:
 
 
 def output(capfd: Capture, *command: str) -> str:
-    """Return what a command prints that ends with status 0."""
     capfd.readouterr()
     assert cli.main(command) == 0
     return capfd.readouterr().out
 
 
 def refusal(capfd: Capture, *command: str) -> str:
-    """Return the message of a command that ends with status 2."""
     capfd.readouterr()
     with pytest.raises(SystemExit) as refused:
         cli.main(command)
@@ -133,7 +131,6 @@ def refusal(capfd: Capture, *command: str) -> str:
 
 @contextmanager
 def started(folder: Path, *command: str) -> Iterator[subprocess.Popen[str]]:
-    """Start a command in a process of its own, and kill it in the end."""
     with subprocess.Popen(
         [sys.executable, "-m", "batched", *command],
         stdout=subprocess.PIPE,

@@ -471,6 +471,17 @@ def test_items_are_prepared_in_the_client(served: Connect) -> None:
 
 
 @pytest.mark.once
+def test_features_cross_by_inference_connect_alone(served: Connect) -> None:
+    np = pytest.importorskip("numpy")
+    refused = served(batched.inference.dynamically(lambda features: features["x"] * 2))
+    with pytest.raises(ServerGone, match=r"needs batched\.inference\.connect"):
+        refused({"x": np.ones(1)})
+    for kind in (batched.inference.connect, batched.aio.inference.connect):
+        with kind(refused.served.address) as connected:
+            assert asyncio.run(connected.acall(x=np.ones(2))).tolist() == [2, 2]
+
+
+@pytest.mark.once
 def test_large_values_cross_in_shared_memory_and_arrays_may_be_kept(served: Connect) -> None:
     np = pytest.importorskip("numpy")
     connected = served()

@@ -25,8 +25,6 @@ MOST_SECONDS = 2.0
 
 
 class Client:
-    """A client process, and its output."""
-
     def __init__(self, folder: Path, number: int) -> None:
         self.output = folder / f"{number}.txt"
         support = Path(__file__).parent.parent / "support"

@@ -82,18 +82,19 @@ def test_only_batches_that_reach_the_ceiling_count() -> None:
     assert capacity.max_items(40) == 36
 
 
-def test_a_raise_that_fails_is_undone_and_tried_again_after_as_many_full_batches() -> None:
-    """Sizes fall from 64 to 32, 16 and 8; then 9 is tried after each 512 full batches."""
+@pytest.mark.parametrize("most", [8, 1])
+def test_a_raise_that_fails_is_undone_and_tried_again_after_as_many_full_batches(most: int) -> None:
+    """Sizes fall from 64 by halves; then one item more is tried after each 512 full batches."""
 
     def memory(items: int, _: int) -> bool:
-        return items <= 8
+        return items <= most
 
     capacity = Capacity(64)
-    assert run(capacity, [0] * 64, memory) == 1 + 2 + 4
+    assert run(capacity, [0] * 64, memory) == 64 // most - 1
     between: list[int] = []
     full = 0
     while len(between) < 4:
-        assert capacity.max_items(0) in (8, 9)
+        assert capacity.max_items(0) in (most, most + 1)
         if run(capacity, [0] * capacity.max_items(0), memory):
             between.append(full)
             full = 0

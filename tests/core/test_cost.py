@@ -13,7 +13,6 @@ FIXED, CELL = 0.010, 0.001
 
 
 def times(*batches: tuple[int, float]) -> TimeBySize:
-    """Return the times after batches of these sizes and times (s)."""
     found = TimeBySize()
     for size, seconds in batches:
         found.add(size, seconds)

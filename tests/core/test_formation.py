@@ -16,7 +16,6 @@ def call(*lengths: int) -> Request:
 
 
 def lengths(batch: Batch) -> list[int]:
-    """Return the lengths of all items in a batch, longest first."""
     of_each = [each.lengths[start:stop] for each, start, stop in batch.slices if each.lengths]
     return sorted((length for some in of_each for length in some), reverse=True)
 

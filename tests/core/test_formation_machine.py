@@ -44,8 +44,6 @@ picks = st.integers(0, 10**6)  # index of a call or batch, modulo their number
 
 @dataclass(eq=False)
 class Call:
-    """Call in the model."""
-
     request: Request
     number: int  # in the order of arrival
     small: bool
@@ -70,7 +68,6 @@ class Chosen:
     padding: int = 0
 
     def padding_with(self, item: Item) -> float:
-        """Return the padding that `item` would add; infinite if it does not fit."""
         length, size = item[0].length(item[1]), len(self.items)
         if item in self.items or size >= self.real.capacity.max_items(max(length, self.longest)):
             return math.inf

@@ -120,6 +120,17 @@ def test_only_a_batch_that_would_take_the_last_free_worker_is_held() -> None:
     assert taken(queue, 2.25).reason == "eager"
 
 
+def test_a_held_group_that_fills_a_batch_once_memory_is_short_leaves() -> None:
+    held = scheduler(4, flush="window", timeout_ms=1e9, max_concurrent_batches=2)
+    submitted(held, call(4), call(1, "older"))
+    submitted(held, call(2, "full then"), now=1.0)
+    batch = taken(held, 1.0)
+    assert held.take(1.0) is None
+    batch.too_big, batch.fitted = [(4, 0)], False
+    held.finished(batch, 1.0)
+    assert ran(held, 1.0).size == 2
+
+
 @pytest.mark.once
 @pytest.mark.parametrize("flush", ["eager", "window"])
 @pytest.mark.parametrize("lengths", [None, [7]])

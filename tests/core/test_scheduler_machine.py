@@ -47,8 +47,6 @@ picks = st.integers(0, 10**6)  # index of a call or batch, modulo their number
 
 @dataclass(eq=False)
 class Call:
-    """Call in the model."""
-
     request: Request
     number: int  # index in the order of arrival
     arrived: float

@@ -186,6 +186,6 @@ def test_the_caches_that_are_in_use_are_emptied(
 def test_without_torch_or_with_another_one_there_is_no_cache_to_empty(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for torch in (None, object()):
+    for torch in (None, object(), Mock(**{"cuda.is_initialized.side_effect": RuntimeError})):
         monkeypatch.setitem(sys.modules, "torch", torch)
         release_memory(ValueError())

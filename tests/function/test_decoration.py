@@ -72,6 +72,11 @@ class Plain:
         return items
 
 
+class Flowing:
+    async def __call__(self, items: list[int]) -> Any:
+        yield items
+
+
 @pytest.mark.parametrize(
     "func", [awaited.__wrapped__, functools.partial(awaited.__wrapped__), Coroutine()]
 )
@@ -90,8 +95,7 @@ def test_coroutine_functions_belong_to_aio(func: Any) -> None:
         (doubled, "batched already; .* with_options"),
         (python, r"takes one str, and a batch function gets a list of items: \w+: list\[str\]"),
         (lambda: [1], "takes no argument for the list of items"),
-        (lambda *, texts: texts, "takes no argument for the list of items"),
-        (lambda **texts: texts, "takes no argument for the list of items"),
+        (Flowing(), "is a generator function"),
     ],
 )
 def test_an_object_that_cannot_be_batched_is_refused(func: Any, message: str) -> None:
@@ -105,6 +109,7 @@ def test_an_object_that_cannot_be_batched_is_refused(func: Any, message: str) ->
     ("settings", "error", "message"),
     [
         ({"batch_size": 0}, ValueError, "batch_size must be at least 1, got 0"),
+        ({"name": 3}, TypeError, "name must be a string that is not empty, got 3"),
         ({"name": ""}, TypeError, "name must be a string that is not empty, got ''"),
         ({"length": 3}, TypeError, "length must be a plain function of an item that returns its"),
         ({"on_batch": 3}, TypeError, "on_batch must be a plain function of a BatchRecord, got 3"),
@@ -132,6 +137,7 @@ def test_a_wrong_setting_is_refused_at_decoration(
     [
         ({"pad_token": 0}, TypeError, "pad_token"),
         ({"pad_token": {"x": "pad"}}, TypeError, "pad_token"),
+        ({"pad_token": {1: 0}}, TypeError, "pad_token"),
         ({"pad_token": {}, "pad_tokens": {}}, TypeError, "pad_tokens"),
         ({"padding_side": "middle"}, ValueError, "padding_side"),
         ({"pad_to_multiple_of": 0}, ValueError, "pad_to_multiple_of"),
@@ -139,6 +145,7 @@ def test_a_wrong_setting_is_refused_at_decoration(
         ({"unpad": {"x": {"1": "ids"}}}, TypeError, "unpad"),
         ({"unpad": {"x": {0: "ids"}}}, ValueError, "unpad"),
         ({"spread_kwargs": 1}, TypeError, "spread_kwargs"),
+        ({"output_device": 1.5}, ValueError, "output_device"),
         ({"device": "nowhere"}, ValueError, "device='nowhere': Expected one of cpu, cuda"),
     ],
 )
@@ -224,6 +231,7 @@ def test_modules_load_when_they_are_first_used() -> None:
         assert set(late) <= set(dir(batched))
         for name in ("asgi", "testing", "tracing"):
             assert getattr(batched, name) is sys.modules[f"batched.{name}"]
+        assert not hasattr(batched, "no_such_thing")
         assert "pytest" not in sys.modules  # which `batched.testing` is for
         """
     )

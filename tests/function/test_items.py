@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -23,6 +24,8 @@ class _Table:
 # classes of tables are recognized by their own names and the names of their libraries
 Series = type("Series", (_Table,), {"__module__": "pandas.core.series"})
 GeoSeries = type("GeoSeries", (Series,), {"__module__": "geopandas.geoseries"})
+Index = type("Index", (_Table,), {"__module__": "pandas"})
+Column = type("Column", (_Table,), {"__module__": "datasets.arrow_dataset"})
 DataFrame = type("DataFrame", (_Table,), {"__module__": "polars.dataframe.frame"})
 Namesake = type("Series", (_Table,), {"__module__": "television"})
 
@@ -37,8 +40,8 @@ def embed(texts: list[str]) -> list[Any]:
 
 
 MANY: list[Callable[[], Any]] = [
-    *(Series, GeoSeries, DataFrame, asynchronously, lambda: map(str, (1, 2))),
-    *(lambda: range(2), lambda: {"one", "two"}, lambda: {"one": 1}.keys()),
+    *(Series, GeoSeries, Index, Column, DataFrame, asynchronously, lambda: map(str, (1, 2))),
+    *(lambda: range(2), deque, lambda: {"one", "two"}, lambda: {"one": 1}.keys()),
 ]
 
 

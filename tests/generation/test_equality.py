@@ -18,7 +18,7 @@ import torch
 
 from batched._generation.places import Places
 from batched.generation import Generation, TextGenerator
-from language_models import MODELS, VOCABULARY, alone, full_batches, model, tokenizer
+from language_models import MODELS, VOCABULARY, alone, batches_of, full_batches, model, tokenizer
 
 pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore:Unfeasible length")]
 
@@ -112,6 +112,16 @@ def test_a_seed_gives_the_same_text_alone_and_in_a_batch() -> None:
         ids, settings = asked[0]
         assert len({generator(ids, **{**settings, "seed": seed}) for seed in range(4)}) > 2
         assert len({generator(ids, temperature=1.0) for _ in range(4)}) > 2
+
+
+def test_texts_that_run_out_of_memory_begin_again_fewer_at_once() -> None:
+    def look(step: int, _: int) -> None:
+        if step == 2:
+            raise torch.OutOfMemoryError
+
+    with batches_of(look) as sizes, full_batches(2, max_new_tokens=4, min_new_tokens=4) as texts:
+        found = [future.result() for future in [texts.submit(ids) for ids in prompts(2)]]
+    assert (sizes[:3], len(found)) == ([2, 2, 1], 2)
 
 
 def test_sampling_follows_the_probabilities() -> None:

@@ -71,6 +71,7 @@ def test_the_timer_keeps_nothing_alive_and_logs_errors(caplog: pytest.LogCapture
     ticking, now = TimerThread(), time.perf_counter()
     ticking.start()
     with caplog.at_level(logging.ERROR, "batched"):
+        ticking.call_at(now + 1e12, last.ring)
         ticking.call_at(now + 0.02, Alarm(rung.set).ring)  # to which nothing refers then
         ticking.call_at(now + 0.03, broken.ring)
         ticking.call_at(now + 0.04, last.ring)
@@ -89,6 +90,10 @@ def test_callbacks_of_expired_calls_need_no_new_thread(monkeypatch: pytest.Monke
         late.add_done_callback(lambda _: told.set())
         assert isinstance(late.exception(BOUND), batched.QueueTimeout)
         assert told.wait(BOUND)
+    slow = fn.submit("slow")
+    slow.add_done_callback(lambda _: gate.opened.wait(BOUND))
+    wait_until(slow.done)
+    assert isinstance(fn.submit("later").exception(BOUND / 2), batched.QueueTimeout)
     gate.opened.set()
     assert running.result(BOUND) == "running"
     fn.shutdown()
@@ -130,15 +135,17 @@ def test_items_that_fail_and_lack_of_memory_are_logged(caplog: pytest.LogCapture
 
 def test_a_refusal_says_when_the_queue_will_have_run() -> None:
     turnstile = Turnstile()
-    fn: Any = batched.dynamically(batch_size=1, max_queue_size=2, on_full="raise")(turnstile)
+    settings: Any = {"batch_size": 1, "max_queue_size": 2, "on_full": "raise"}
+    fn: Any = batched.dynamically(max_concurrent_batches=2, **settings)(turnstile)
     turnstile.let_through()
     fn.submit("has run").result(BOUND)
     fn.submit("runs")
-    wait_until(lambda: len(turnstile.batches) == 2)
+    fn.submit("runs, too")
+    wait_until(lambda: len(turnstile.batches) == 3)
     fn.submit("waits")
     fn.submit("waits, too")
     with pytest.raises(batched.QueueFull) as refused:
         fn(4)
-    assert refused.value.retry_after_s == pytest.approx(3 * fn.stats.avg_processing_time)
-    turnstile.let_through(3)
+    assert refused.value.retry_after_s == pytest.approx(2 * fn.stats.avg_processing_time)
+    turnstile.let_through(4)
     fn.shutdown()

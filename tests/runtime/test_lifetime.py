@@ -228,16 +228,20 @@ def test_a_fork_while_threads_are_calling_leaves_a_child_that_serves() -> None:
         threads = [threading.Thread(target=hammer) for _ in range(2)]
         for thread in threads:
             thread.start()
-        for _ in range(12):
-            pid = os.fork()
-            if pid == 0:
+        def fork():
+            if (pid := os.fork()) == 0:
                 threading.Timer(5, os._exit, (1,)).start()
                 os._exit(0 if fn([1, 2]) == [1, 2] and fn.stats.queue_size == 0 else 1)
             assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        for _ in range(12):
+            fork()
         stop.set()
         for thread in threads:
             thread.join(10)
-        print("fine")
+        holder = threading.Thread(target=fn._batcher.runtime._lock.acquire)
+        holder.start(), holder.join(), fork()
+        print("fine", flush=True)
+        os._exit(0)  # the lock stays held here
         """,
         timeout=60,
     )

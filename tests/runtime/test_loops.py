@@ -129,6 +129,9 @@ def test_blocking_the_loop_that_must_answer_raises_instead_of_hanging() -> None:
         assert await asyncio.to_thread(future.result, BOUND) == 2, "another thread may wait"
         assert future.result() == 2
         assert await fn(3) == 6, "a refused shutdown closes nothing"
+        waits = fn.submit(6)
+        fn.shutdown(cancel_futures=True)  # nothing runs
+        assert waits.cancelled()
         with fn:  # which closes it at once, for all calls are answered
             assert await fn(4) == 8
         with pytest.raises(batched.BatcherClosed):
@@ -339,6 +342,7 @@ def test_aclose_does_not_wait_for_a_loop_that_stops_meanwhile(backend: str) -> N
     with pytest.raises(batched.BatcherClosed):
         loop.run_until_complete(task)
     loop.close()
+    gc.collect()  # its worker ends here, and not in a later test
 
 
 def test_a_cell_runs_in_the_main_thread_of_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:

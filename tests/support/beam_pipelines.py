@@ -27,8 +27,6 @@ def record(topic: str, value: Any) -> None:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Results and dead letters of a pipeline."""
-
     results: list[Any]
     failed_before: list[list[Any]]
     """Dead letters of each function before inference."""
@@ -42,7 +40,6 @@ class Outcome:
 def run(
     handler: Any, items: Iterable[Any], *, update: str = "", timeout: int | None = None
 ) -> Outcome:
-    """Run inference on `items` with exception handling."""
     SEEN.clear()
     pipeline = beam.Pipeline(RUNNER, PipelineOptions([]))
     models = pipeline | "models" >> beam.Create([ModelMetadata(update, "new")]) if update else None

@@ -30,16 +30,12 @@ RESET: Final = struct.pack("ii", 1, 0)
 
 
 class Person(BaseModel):
-    """A schema of answers."""
-
     name: str
     age: int
 
 
 @dataclass
 class Asked:
-    """One request."""
-
     number: int  # from 0 on
     moment: float  # at which it was read (s)
     body: dict[str, Any]
@@ -126,11 +122,9 @@ class ChatServer:
         return f"http://127.0.0.1:{self._port}/v1"
 
     def client(self, **settings: Any) -> Any:
-        """Return a client of this server, which is closed with it."""
         return self._made(ChatClient, {"name": "chat", **settings})
 
     def embedder(self, **settings: Any) -> Any:
-        """Return a client of embeddings, which is closed with this server."""
         return self._made(EmbeddingClient, {"name": "embedder", "count_tokens": len, **settings})
 
     def _made(self, kind: Any, settings: dict[str, Any]) -> Any:
@@ -146,7 +140,6 @@ class ChatServer:
         self._thread.start()
 
     def down(self) -> None:
-        """End all connections, and refuse new connections."""
         self._listener.shutdown()
         for connection in list(self._listener.connections):
             with suppress(OSError):  # it has just ended
@@ -155,7 +148,6 @@ class ChatServer:
         self._thread.join(BOUND)
 
     def hold(self) -> None:
-        """Hold all answers until `release`."""
         self._gate.clear()
 
     def release(self) -> None:
@@ -182,7 +174,6 @@ class ChatServer:
                 asyncio.run_coroutine_threadsafe(closing, loop).result(BOUND)
 
     def _serve(self, connection: socket.socket, *_: Any) -> None:
-        """Answer the requests of a connection."""
         # errors: the client, or this server, has left
         with suppress(OSError, TypeError, ValueError), connection.makefile("rb") as reader:
             while reader.readline():
@@ -221,7 +212,6 @@ class ChatServer:
 
 
 def _parts(reply: Reply, asked: Asked) -> list[bytes]:
-    """Return the parts of a response, which are sent one after another."""
     if reply.end in ("reset", "hang"):
         return []
     content = _regular(reply, asked) if reply.body is None else reply.body

@@ -90,6 +90,5 @@ def stepwise(step: Any, **settings: Any) -> Any:
 
 
 def finish_all(rows: Rows[Any, Any, Any]) -> None:
-    """Finish each row with its item."""
     for row in rows:
         row.finish(row.item)

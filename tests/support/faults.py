@@ -240,8 +240,6 @@ ALSO(openat, openat64);
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault to come."""
-
     below: str
     """Folder, its real path."""
     at: int
@@ -269,7 +267,6 @@ def arm(fault: Fault) -> None:
 
 
 def changes() -> int:
-    """Return the number of changes since `arm`."""
     count = ctypes.CDLL(None).faults_count
     count.restype = ctypes.c_long
     number: int = count()

@@ -52,7 +52,6 @@ class Together:
         self.fn: Any = batched.inference.dynamically(**settings)(given)
 
     def answers(self, *calls: Mapping[str, Any], extra: Sequence[Any] = ()) -> list[Any]:
-        """Return the result or exception of each call, all of which wait at the same time."""
         waiting: list[Any] = []
         with ThreadPoolExecutor(1) as worker, batched.testing.hold(self.fn) as held:
             for number, call in enumerate(calls):
@@ -67,7 +66,6 @@ class Together:
         ]
 
     def results(self, *calls: Mapping[str, Any], extra: Sequence[Any] = ()) -> list[Any]:
-        """Return the results of the calls. Raise the first exception among them."""
         answers = self.answers(*calls, extra=extra)
         for answer in answers:
             if isinstance(answer, Exception):

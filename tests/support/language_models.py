@@ -69,7 +69,6 @@ _made: dict[str, Any] = {}
 
 
 def model(name: str = "llama") -> Any:
-    """Return a model in evaluation mode, the same in every test."""
     if name not in _made:
         torch.manual_seed(0)
         _made[name] = MODELS[name]().eval()

@@ -28,7 +28,6 @@ sys.stdin.read()
 
 @contextmanager
 def object_store() -> Iterator[int]:
-    """Start a store, and yield its port."""
     with subprocess.Popen(
         [sys.executable, "-c", SERVER],
         stdin=subprocess.PIPE,
@@ -54,7 +53,6 @@ class Bucket:
         return f"s3://key:{SECRET.replace('/', '%2F')}@{self.name}/{path}?{self._query}"
 
     def content(self) -> dict[str, bytes]:
-        """Return all objects."""
         found = self.filesystem.get_file_info(fs.FileSelector(self.name, recursive=True))
         return {info.path.partition("/")[2]: self.read(info.path) for info in found if info.is_file}
 

@@ -143,7 +143,6 @@ def running(
 
 
 def outcome(func: Callable[..., Any], rows: list[Any], **settings: Any) -> Outcome:
-    """Return the outcome of one batch of `rows`."""
     isolating = settings.pop("isolating", False)
     with running(func, **settings) as (submitter, outcomes):
         submitter.submit(rows, isolating=isolating)
@@ -151,7 +150,6 @@ def outcome(func: Callable[..., Any], rows: list[Any], **settings: Any) -> Outco
 
 
 def ask(submitter: Submitter, *batches: list[Any]) -> list[Any]:
-    """Return the results of batches that are submitted one after another."""
     found = []
     for rows in batches:
         submitter.submit(rows)

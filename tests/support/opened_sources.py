@@ -43,7 +43,6 @@ def rows_of(
 
 
 def column(source: Source, name: str = "id") -> list[Any]:
-    """Return the values of one column."""
     return [row[name] for row in rows_of(source, [name], 7)]
 
 

@@ -11,30 +11,25 @@ from batched.offline.types.columns import Columns
 
 
 def value(key: Key, step: int = 0) -> str:
-    """Return the output of that row."""
     return f"{key!r} of step {step}"
 
 
 def done(keys: Sequence[Key], step: int = 0, note: str = "") -> Commit:
-    """Return a commit of rows with results."""
     return results(keys, [value(key, step) + note for key in keys], step)
 
 
 def results(keys: Sequence[Key], values: Sequence[Any], step: int = 0) -> Commit:
-    """Return a commit of rows with these results, all of which fit."""
     read = Columns(["out"]).read(values)
     assert not read.misfits
     return Commit(step, [(key, 7) for key in keys], read)
 
 
 def failed(keys: Sequence[Key], step: int = 0) -> Commit:
-    """Return a commit of rows that failed."""
     error = letter_text("inference", "ValueError: bad row", "File ...", 3)
     return Commit(step, ended=[(key, 7, error) for key in keys])
 
 
 def outputs(progress: Progress, keys: Sequence[Key]) -> dict[tuple[Key, int], Any]:
-    """Return the committed outputs of these keys, by key and step."""
     return {
         at: progress.chunk(row.chunk)[0][row.place]
         for at, row in progress.committed(keys).items()
@@ -43,6 +38,5 @@ def outputs(progress: Progress, keys: Sequence[Key]) -> dict[tuple[Key, int], An
 
 
 def query(progress: Progress, statement: str) -> list[tuple[Any, ...]]:
-    """Return the answer of the database."""
     with progress.use() as conn:
         return conn.execute(statement).fetchall()

@@ -21,7 +21,6 @@ def notes(log: Path) -> list[list[str]]:
 
 
 def start_ray(**settings: Any) -> None:
-    """Start a Ray on this machine."""
     import ray
 
     ray.init(

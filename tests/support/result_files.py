@@ -12,7 +12,6 @@ from batched.offline.results.opening import Result, Stamp
 
 
 def fill(result: Result, columns: Mapping[str, Any]) -> Result:
-    """Write rows, which stay hidden."""
     rows: Any = pa.table(dict(columns)) if result.is_typed else columns
     writer = result.create(rows.schema if result.is_typed else list(columns))
     writer.write(rows)
@@ -21,6 +20,5 @@ def fill(result: Result, columns: Mapping[str, Any]) -> Result:
 
 
 def publish(result: Result, columns: Mapping[str, Any]) -> Stamp:
-    """Write rows, and let them appear."""
     with closing(fill(result, columns)):
         return result.publish(len)[-1]

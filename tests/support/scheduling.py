@@ -31,14 +31,12 @@ def taken(of: Scheduler, now: float = 0.0) -> Batch:
 
 
 def ran(of: Scheduler, now: float = 0.0) -> Batch:
-    """Run the next batch, and return it."""
     batch = taken(of, now)
     of.finished(batch, now)
     return batch
 
 
 def all_ran(of: Scheduler, now: float = 0.0) -> list[Batch]:
-    """Run and return all batches that can leave, one after another."""
     batches: list[Batch] = []
     while (batch := of.take(now)) is not None:
         of.finished(batch, now)

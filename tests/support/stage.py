@@ -201,7 +201,6 @@ class Stage:
 
     @property
     def name(self) -> str:
-        """Name of the function in messages."""
         return str(self._served[-1].server.name if self._served else self.fn.__qualname__)
 
     @property
@@ -256,7 +255,6 @@ class Stage:
         return coroutine if self.kind == "aio-coroutine" else plain
 
     def let_through(self, batches: int = 1) -> None:
-        """Let that many batches of a gated function pass."""
         for _ in range(batches):
             if self.kind == "aio-coroutine":
                 self._tasks.release()
@@ -289,11 +287,9 @@ class Stage:
                 await anyio.to_thread.run_sync(self._served.pop().stop)
 
     async def running(self, batches: int) -> None:
-        """Return once that many batches have begun."""
         await self.until(lambda: len(self.batches) >= batches)
 
     async def queued(self, items: int) -> None:
-        """Return once exactly that many items wait."""
         await self.until(lambda: self.fn.stats.queue_size == items)
 
     @staticmethod

@@ -31,7 +31,6 @@ def note(log: str, step: int, keys: list[int]) -> None:
 
 
 def calls_in(log: Path) -> list[tuple[int, list[int]]]:
-    """Step and keys of each call that was written down."""
     return [(int(step), [*map(int, keys)]) for step, *keys in ray_steps.notes(log)]
 
 
@@ -99,7 +98,6 @@ def is_kept(loud: str) -> bool:
 
 
 def told(report: offline.Report) -> dict[str, Any]:
-    """Return a report as JSON, with its dead letters."""
     letters = [(each["key"], each["step"], each["phase"]) for each in report.dead_letters()]
     return {
         "ok": report.ok,

@@ -32,8 +32,6 @@ LIMIT_S: Final = 60.0
 
 @dataclass(frozen=True)
 class Ended:
-    """The end of a trial."""
-
     how: Literal["done", "raised", "killed", "hung"]
     result: Any = None
     """What the function returned."""
@@ -85,7 +83,6 @@ class Trials:
 
 @contextmanager
 def trials(preload: Path | None = None) -> Iterator[Trials]:
-    """Start a server of trials, and end it; `preload` is the library of faults."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     if preload is not None:
         environment["LD_PRELOAD"] = str(preload)

@@ -110,8 +110,6 @@ def batches(scheduler: Scheduler, model: Model, calls: list[Call], seed: int) ->
 
 @dataclass(frozen=True)
 class Crowd:
-    """Callers of one kind."""
-
     callers: int
     """Number of callers who call again after their answers."""
     way: Way

@@ -91,6 +91,9 @@ def test_a_budget_of_tokens_limits_rows_times_the_padded_length(together: Make) 
     assert all(rows * width <= 16 or rows == 1 for rows, width in shapes), shapes
     assert (1, 32) in shapes, "a row larger than the budget runs alone"
     assert max(rows for rows, _ in shapes) > 1
+    few = together(max_batch_tokens=8, length=lambda row: len(row["ids"]))
+    few.results(*[tokens(4)] * 3)
+    assert [len(batch["ids"]) for batch in few.seen] == [2, 1]
 
 
 @pytest.mark.parametrize(
@@ -107,6 +110,12 @@ def test_parts_of_a_call_with_different_outputs_cannot_be_joined(
     (answer,) = one.answers(tokens(2, 2, 2))
     assert type(answer) is BatchFunctionError
     assert reason in str(answer)
+
+
+def test_a_split_call_gets_the_mask_of_a_masked_array(together: Make) -> None:
+    one = together(lambda features: numpy.ma.masked_less(features["x"], 2), batch_size=2)
+    (result,) = one.results({"x": numpy.arange(5)})
+    assert result.tolist() == [None, None, 2, 3, 4]
 
 
 def test_features_that_are_a_batch_are_passed_on_without_a_copy(

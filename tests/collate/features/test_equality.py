@@ -50,7 +50,6 @@ def library(array: Any) -> Any:
 
 
 def count(size: int, array: Any) -> Any:
-    """Return the numbers below `size` as floats of the library of `array`."""
     return floats(library(array).arange(size))
 
 
@@ -59,7 +58,6 @@ def detached(array: Any) -> Any:
 
 
 def scaled(array: Any) -> Any:
-    """Return other elements of the same dtype."""
     kind = str(array.dtype)
     if "bool" in kind:
         return ~array

@@ -106,6 +106,17 @@ def test_objects_are_features(together: Make) -> None:
     objects = numpy.array([{1}, None], dtype=object)
     results = together().results({"x": objects}, {"x": objects[:1]})
     assert [result["x"].tolist() for result in results] == [[{1}, None], [{1}]]
+    records = together()
+    records.fn({"x": numpy.zeros(2).view(numpy.recarray)})
+    assert type(records.seen[0]["x"]) is numpy.ndarray
+
+
+@pytest.mark.model
+def test_conjugates_are_resolved(together: Make) -> None:
+    torch = pytest.importorskip("torch")
+    x = torch.tensor([[1 + 2j]])
+    results = together().results({"x": x.conj()}, {"x": x})
+    assert [result["x"].tolist() for result in results] == [[[1 - 2j]], [[1 + 2j]]]
 
 
 def test_another_thread_may_be_importing_torch(

@@ -163,14 +163,15 @@ def test_features_as_long_as_tokens_in_every_call_are_padded_with_them(
 
 
 def test_each_feature_has_a_pad_of_its_own(together: Make) -> None:
-    two = together(pad_token={"ids": 7.0, "scores": -math.inf, "flags": True}, unpad=False)
+    pads = {"ids": 7.0, "scores": -math.inf, "flags": True}
+    two = together(pad_token=pads, pad_to_multiple_of=3, unpad=False)
     values = {"ids": 1, "scores": numpy.float16(1), "flags": False, "other": 1}
     two.results(*({name: numpy.full((1, n), values[name]) for name in values} for n in (1, 2)))
     assert to_lists(two.seen[0]) == {
-        "ids": [[1, 7], [1, 1]],
-        "scores": [[1.0, -math.inf], [1.0, 1.0]],
-        "flags": [[False, True], [False, False]],
-        "other": [[1, 0], [1, 1]],
+        "ids": [[1, 7, 7], [1, 1, 7]],
+        "scores": [[1.0, -math.inf, -math.inf], [1.0, 1.0, -math.inf]],
+        "flags": [[False, True, True], [False, False, True]],
+        "other": [[1, 0, 0], [1, 1, 0]],
     }
 
 

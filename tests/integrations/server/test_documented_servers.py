@@ -24,14 +24,11 @@ State = collections.Counter[str]
 
 
 class Client:
-    """Client of a server, on an event loop."""
-
     def __init__(self, server: Server, http: Any) -> None:
         self.http = http
         self._server = server
 
     async def hold(self) -> None:
-        """Keep the function busy until `release`."""
         output = self._server.output
         before = sum(line == "held\n" for line in output.so_far())
         self._server.process.send_signal(signal.SIGUSR1)
@@ -82,7 +79,6 @@ async def answers(tasks: list[asyncio.Task[Any]]) -> list[Any]:
 
 
 def check(found: list[Any]) -> None:
-    """Check that each client has its own answer."""
     assert [answer.status_code for answer in found] == [200] * len(found)
     assert all(f"TEXT{n}" in answer.text for n, answer in enumerate(found))
 

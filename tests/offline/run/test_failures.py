@@ -79,6 +79,10 @@ def test_an_error_of_a_service_is_retried_after_a_wait_and_searched_in_the_last_
     assert judge.due(100) == []
     judge.work()
     assert judge.letters() == [0]
+    busy: Any = ConnectionError()
+    busy.retry_after = 5
+    judge.fail(rows_of(1), busy)
+    assert judge.moment(judge.now) == judge.now + 5
 
 
 def test_calls_of_a_service_that_answers_nobody_do_not_count() -> None:

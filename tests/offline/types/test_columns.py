@@ -51,6 +51,14 @@ def test_the_next_step_shares_no_memory_with_stored_values() -> None:
     assert (stored[0][0], stored[1][0]) == (2, 0)
 
 
+def test_a_reason_may_quote_lone_surrogates() -> None:
+    class Broken:
+        def __getattr__(self, name: str) -> Any:
+            raise RuntimeError("\ud800")
+
+    assert Columns(["out"]).read([Broken()]).misfits[0].endswith("\\ud800")
+
+
 def test_a_misfit_is_one_sentence_that_names_its_column() -> None:
     values = Columns(["n", "out"]).read([{"n": 1, "out": {1}}])
     assert values.misfits == {

@@ -21,7 +21,6 @@ tokenizer: Any = transformers.AutoTokenizer.from_pretrained(get_model_path(), lo
 
 @batched.dynamically(name="embed", max_queue_size=64, on_full="raise")
 def embed(texts: list[str]) -> list[float]:
-    """Return the first number of the vector of each text."""
     features = tokenizer(texts, padding=True, return_tensors="pt")
     with torch.inference_mode():
         states: list[float] = model(**features).last_hidden_state[:, 0, 0].tolist()

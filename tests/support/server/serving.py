@@ -29,7 +29,6 @@ class Output:
         self.file = file
 
     def so_far(self) -> list[str]:
-        """Return the lines that are whole."""
         written = os.pread(self.file.fileno(), os.fstat(self.file.fileno()).st_size, 0)
         return [f"{line}\n" for line in written.decode(errors="replace").split("\n")[:-1]]
 
@@ -71,7 +70,6 @@ class Server:
         )
 
     def last_words(self) -> list[str]:
-        """Return the lines of the output, once the process has ended."""
         self.process.wait(BOUND)
         return self.output.so_far()
 
