@@ -70,9 +70,8 @@ def find_function(reference: str) -> BatchedCallable[Any, Any, Any]:
         Exception: its module cannot be imported, or has no attribute of this name.
     """
     found = pkgutil.resolve_name(reference)
-    if not isinstance(found, BatchedCallable) or hasattr(
-        found.__wrapped__, "dial"
-    ):  # or connected itself
+    # one that is connected itself would wait for this process
+    if not isinstance(found, BatchedCallable) or hasattr(found.__wrapped__, "dial"):
         raise TypeError(
             f"{reference} is no batched function but {type(found).__name__}; decorate it with "
             "@batched.dynamically, and name a method of an instance as module:instance.method"
