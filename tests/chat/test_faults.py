@@ -40,7 +40,7 @@ def no_credit(place: str) -> Reply:
     ("reply", "why", "again"),
     [
         (Reply("x", end="half"), "/completions): Connection error. (RemoteProtocolError", True),
-        (Reply(body=b"<html>busy</html>"), "of another base_url?), or was cut off: Invalid JSON", True),
+        (Reply(body=b"<html>busy</html>"), "base_url?), or was cut off: Invalid JSON", True),
         (Reply(body={"error": {"message": "overloaded"}}), "with an error: overloaded", True),
         (Reply(body={"choices": None}), "its answer has no message", True),
         (Reply(None), "its answer has no text (content is None, finish_reason 'stop')", True),
