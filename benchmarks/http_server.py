@@ -42,7 +42,6 @@ from report import Figure, Result, conclude, options
 
 HOST, PATH = "127.0.0.1", "/embed"
 CONNECTIONS = 64
-SENTENCES, QUICK_SENTENCES = 600, 128
 STARTING = 60.0
 """Longest time until a server answers (s)."""
 RETRY = 0.2
@@ -213,7 +212,7 @@ def panels(found: Found) -> list[Panel]:
 
 
 def measured(arguments: argparse.Namespace) -> Result:
-    sentences = first_sentences()[: QUICK_SENTENCES if arguments.quick else SENTENCES]
+    sentences = first_sentences()[: 128 if arguments.quick else 600]
     found = Found()
     rounds = 1 if arguments.quick else 3 if arguments.check else 5
     peers = (OURS_BY_LENGTH, UNBATCHED, QUEUE, *compared(arguments, servers=True))
@@ -226,7 +225,7 @@ def measured(arguments: argparse.Namespace) -> Result:
                     if peer.requirement:
                         found.versions[peer.package] = version(peer)
                     found.add("server", row, served(peer, dict(settings), sentences))
-                except (TimeoutError, OSError, Unavailable) as reason:
+                except (OSError, Unavailable) as reason:
                     if not peer.requirement:
                         raise  # without ours, or the baseline, there is no result
                     found.missing[row] = str(reason) or type(reason).__name__
