@@ -369,7 +369,7 @@ class Service:
             return min(first, silent_since + TELL)
         self._told = silent_since
         logger.warning(
-            "%s: calls wait, because %s; the next request is sent in %.0f s (max_wait_s is the "
+            "%s: calls wait, because %s; the next request is sent in %.1f s (max_wait_s is the "
             "longest wait of a call)",
             calls[0].session.name,
             fault.why,
