@@ -113,10 +113,11 @@ class ChatRequests(PromptPreparation):
                 getattr(answer.usage, "completion_tokens", None),
                 request_id,
             )
-        elif answer.choices[0].was_cut and not self._told:
+        elif answer.choices[0].was_cut and not self._told and self._settings.schema is None:
             self._told = True
             logging.getLogger("batched").warning(
-                "%s: an answer was cut off at its most tokens; details=True tells which", self._name
+                "%s: an answer was cut off at its limit of tokens; details=True tells which",
+                self._name,
             )
         return [result for _ in items]
 

@@ -98,6 +98,8 @@ class Binder:
         self._defaults: dict[Any, Hashable] = {
             (each.name,): _freeze(each.default) for each in parameters
         }
+        self.named = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
+        """Names of the parameters that may be passed by position or by keyword."""
         self._places = lru_cache(CACHE_LIMIT)(self._find_places)
         self._bare: Arguments | None = None  # of a call without extra arguments
         with suppress(TypeError):

@@ -11,6 +11,7 @@ import pkgutil
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Final, Never, TypeVar
 
 from .._collate.features.settings import FeatureSettings
@@ -175,7 +176,7 @@ class _Connected(BatchedCallable[T, U, ...]):
                 "the model process cannot import the main script or a notebook: put the function "
                 f"into a module, and connect to 'module:{address.removeprefix('__main__:')}'"
             )
-        if not isinstance(linger_s, int | float) or not linger_s >= 0:
+        if not isinstance(linger_s, Real) or not linger_s >= 0:
             raise ValueError(f"linger_s must be a number of seconds, at least 0, got {linger_s!r}")
         if isinstance(prepare, str):
             prepare = pkgutil.resolve_name(prepare)

@@ -31,6 +31,7 @@ from .._runtime.runtime import CANNOT_START
 from .._runtime.timer_thread import daemon_thread, timer
 from .._services.failures import error_text, to_remote
 from ..errors import BatcherClosed, QueueTimeout, ServerGone
+from .connected import ClientFunction
 from .frames import (
     CALL,
     CANCEL,
@@ -71,7 +72,7 @@ def find_function(reference: str) -> BatchedCallable[Any, Any, Any]:
     """
     found = pkgutil.resolve_name(reference)
     # one that is connected itself would wait for this process
-    if not isinstance(found, BatchedCallable) or hasattr(found.__wrapped__, "dial"):
+    if not isinstance(found, BatchedCallable) or isinstance(found._function, ClientFunction):
         raise TypeError(
             f"{reference} is no batched function but {type(found).__name__}; decorate it with "
             "@batched.dynamically, and name a method of an instance as module:instance.method"

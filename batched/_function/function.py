@@ -106,7 +106,8 @@ class BatchFunction:
 
     def _check_lists(self) -> None:
         """Raise a TypeError if the function takes no list, or a wrong number of lists."""
-        for first in self._parameters[:1]:
+        own = signature_of(self.func, follow_wrapped=False).parameters.values()
+        for first in [*own][self.kind != "static" :][: not self.options.spreads]:
             kind = inspect.formatannotation(first.annotation).strip("'")
             if kind in ("str", "int", "float"):
                 raise TypeError(

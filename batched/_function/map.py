@@ -29,7 +29,7 @@ _LATE: Final = (
 def no_text(items: T) -> T:
     """Return the items of a call of `map`, which are not the characters of a text."""
     if isinstance(items, str | bytes | Mapping | None) or type(items).__name__ == "DataFrame":
-        raise TypeError(f"map takes many items, got a {type(items).__name__}, which is one")
+        raise TypeError(f"map takes many items, as a list, got a {type(items).__name__}")
     return items
 
 

@@ -97,14 +97,16 @@ class ItemRequestParser:
         if not isinstance(item, list):
             self._refuse_many(item)
             return item, args, True
-        for other in (*args, *(kwargs.values() if by_keyword or len(item) > self._most else ())):
-            if isinstance(other, list) and len(other) == len(item) > 0:
-                raise TypeError(
-                    f"{self._name} was given two lists of {len(item)}, and extra arguments are "
-                    "shared by all items. If each item is a pair, decorate with unpack=True and "
-                    f"pass {self._short}([(..., ...), ...]); if the second list is shared, pass it "
-                    "as a tuple"
-                )
+        if args or kwargs:
+            named = kwargs if by_keyword else self.binder.named if len(item) > self._most else ()
+            for other in (*args, *(kwargs[name] for name in named if name in kwargs)):
+                if isinstance(other, list) and len(other) == len(item) > 0:
+                    raise TypeError(
+                        f"{self._name} was given two lists of {len(item)}, and extra arguments are "
+                        "shared by all items. If each item is a pair, decorate with unpack=True "
+                        f"and pass {self._short}([(..., ...), ...]); if the second list is shared, "
+                        "pass a tuple, or make it keyword-only"
+                    )
         return item, args, False
 
     def parse(

@@ -7,7 +7,6 @@ from contextlib import closing
 from dataclasses import fields
 from dataclasses import replace as replaced
 from os import PathLike
-from os.path import expanduser
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, Literal, get_args
@@ -133,7 +132,6 @@ class Pipeline:
         check_whole("limit", 1 if limit is None else limit)
         if not isinstance(dest, str | PathLike):
             raise TypeError(f"run(source, result, ...): the result is a path, got {dest!r}")
-        dest = expanduser(dest)
         if engine is not None and not isinstance(engine, Ray):
             raise TypeError(f"engine must be an offline.Ray(), got {engine!r}")
         for step in self.steps:

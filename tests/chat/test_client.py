@@ -76,7 +76,7 @@ def test_details_tell_whether_an_answer_was_cut_off(server: ChatServer, caplog: 
     assert client("two").was_cut
     assert server.client()(["three", "four"]) == ["half of", "half of"]
     (told,) = caplog.messages
-    assert told == "chat: an answer was cut off at its most tokens; details=True tells which"
+    assert told == "chat: an answer was cut off at its limit of tokens; details=True tells which"
 
 
 def test_clients_of_one_service_share_its_limits(server: ChatServer) -> None:

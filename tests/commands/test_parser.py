@@ -59,6 +59,7 @@ def test_a_wrong_argument_is_refused_in_one_sentence(capsys: pytest.CaptureFixtu
         ("demo --callers 0", "argument --callers: must be at least 1, got 0"),
         ("demo --callers many", "argument --callers: invalid number value: 'many'"),
         ("demo --speed", "unrecognized arguments: --speed"),
+        ("run a:b s.csv r.csv --resume", "unrecognized arguments: --resume"),
         (f"{BENCH} --max-batch-size 1", "argument --max-batch-size: must be at least 2, got 1"),
     ):
         status, out, err = ended(capsys, *command.split())

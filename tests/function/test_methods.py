@@ -71,6 +71,8 @@ def test_each_instance_is_served_with_itself_also_through_its_class() -> None:
     assert one.scaled([1, 2], plus=1) == [3, 5]
     assert Model.scaled(one, [1, 2], plus=1) == [3, 5]
     assert (one.scaled.stats.calls, two.scaled.stats.calls) == (3, 1)
+    with pytest.raises(AttributeError, match=r"with_options\(length=\.\.\.\)"):
+        setattr(Model.scaled, "length", len)  # noqa: B010
     assert asyncio.run(Model.awaited(one, 4)) == 8
     assert Model.inner(3) == one.inner(3) == -3
     assert (Derived(2).scaled(5), Overriding(2).scaled(5)) == (10, 110)

@@ -91,7 +91,7 @@ def test_two_lists_without_unpack_are_refused_at_the_call() -> None:
         fn([1, 2], [3, 4])
     assert fn([1, 2], [3]) == [[3], [3]]
     assert fn([1, 2], other=[3, 4]) == [[3, 4], [3, 4]]
-    with pytest.raises(TypeError, match="two lists of 33, .* shared, pass it as a tuple"):
+    with pytest.raises(TypeError, match="two lists of 33, .* shared, pass a tuple"):
         fn([1] * 33, other=[2] * 33)  # in two batches
 
 

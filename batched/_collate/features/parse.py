@@ -159,7 +159,7 @@ class FeatureParser:
                 f"value of {array.dtype}; a value for all rows goes next to the features, "
                 f"(features, {name}=...)"
             )
-        if name == "input_ids" and array.ndim == 1:
+        if name == "input_ids" and array.ndim == 1 and len(array) > 1:
             raise CollationError(
                 f"{self._name}: input_ids of one text need an axis for rows, input_ids[None], got "
                 f"{_describe(array)}"

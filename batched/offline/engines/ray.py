@@ -44,7 +44,7 @@ def join(settings: Ray) -> None:
     ray = import_ray()
     if not ray.is_initialized():
         host, _, port = (settings.address or "").removeprefix("ray://").rpartition(":")
-        if port.isdecimal():  # Ray would try for minutes
+        if port.isdecimal() and "://" not in host:  # Ray would try for minutes
             try:
                 socket.create_connection((host.strip("[]"), int(port)), 10).close()
             except OSError as error:

@@ -71,15 +71,16 @@ def progress_path(dest: str | PathLike[str], progress: str | PathLike[str] | Non
     """Return the absolute path of the progress file of runs to `dest`, or of `progress`."""
     if not isinstance(progress, str | PathLike | None):
         raise TypeError(f"progress must be the path of the progress file, got {progress!r}")
-    name = f"{str(dest).rstrip('/')}.progress" if progress is None else os.path.expanduser(progress)
+    name = f"{str(dest).rstrip('/')}.progress" if progress is None else str(progress)
+    path = Path(os.path.abspath(os.path.expanduser(name)))
     if is_remote(name):
         raise ResultError(
             f"the progress file cannot be at {without_credentials(name)}; it must be on a disk of "
             "this machine: say where with progress=PATH"
         )
-    if name == str(dest):
-        raise ResultError(f"progress names the result itself, {name}; name another file")
-    return Path(os.path.abspath(name))
+    if str(path) == os.path.abspath(os.path.expanduser(dest)):
+        raise ResultError(f"progress names the result itself, {path}; name another file")
+    return path
 
 
 def _open_keys(progress: Progress, column: str) -> RowSource:

@@ -57,7 +57,7 @@ def open_result(
     no other file is in the way. `known` are the stamps of earlier results. A remote result is
     written next to the file `progress` first.
     """
-    result = Result(os.fspath(dest), os.fspath(progress))
+    result = Result(os.path.expanduser(dest), os.fspath(progress))
     result.overwrite, result.known = overwrite, list(known)
     for path in filter(result.replaces, source_paths):
         raise ResultError(

@@ -211,12 +211,10 @@ class Room:
                 if self.engine.options.dedupe:  # equal rows share it
                     output = deepcopy(output)
                 output = self.step.postprocess(output)
-            keeps = self._where is None or self._where(output, {**row.values})
-            if keeps is None:
-                raise TypeError("where returned None; it returns True or False")
-            return output if keeps else FILTERED
+            keeps = self._where is None or bool(self._where(output, {**row.values}))
         except BaseException as error:
             return Unfit("postprocess", error)
+        return output if keeps else FILTERED
 
     def _take(self, rows: list[Row], outcomes: list[Any]) -> None:
         """Take the outcomes of rows."""

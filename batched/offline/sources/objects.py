@@ -88,8 +88,6 @@ def open_object(source: Any, spool: Path, limit: int) -> Source:
     kind = type(source)
     package = kind.__module__.split(".")[0]
     name = f"the {kind.__name__}" if package == "builtins" else f"the {package} {kind.__name__}"
-    if hasattr(source, "to_frame"):  # one column of pandas or polars
-        source = source.to_frame()
     if isinstance(source, Mapping):
         raise SourceError(
             f"{name} is no list of rows; pass one of its splits, or a dict of columns as "
@@ -105,7 +103,11 @@ def open_object(source: Any, spool: Path, limit: int) -> Source:
         return scan(name, source)
     if hasattr(source, "lazy"):  # of polars
         source = source.lazy().collect().to_arrow()  # which has no views of text
-    if hasattr(source, "reset_index") and {*source.index.names} - {None, *source.columns}:
+    if (
+        hasattr(source, "reset_index")
+        and package == "pandas"
+        and {*source.index.names} - {None, *getattr(source, "columns", ())}
+    ):
         source = source.reset_index()  # a named index is a column
     if hasattr(source, "__arrow_c_stream__"):
         with refusing(lambda: f"{name}, as a stream of Arrow,"):

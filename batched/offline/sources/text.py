@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import codecs
 import io
 import json
 import re
@@ -126,7 +127,7 @@ class TextSource(RowSource):
         shown, encoding = self.files.show(path), self._form.encoding
         opened = self.files.filesystem.open_input_stream  # which decompresses by the suffix
         with refusing(partial(repr, shown)), io.BufferedReader(opened(path), _BUFFER) as file:
-            name = "utf-8-sig" if encoding.lower() in ("utf-8", "utf8") else encoding
+            name = "utf-8-sig" if codecs.lookup(encoding).name == "utf-8" else encoding
             end = "\n" if parse is read_json else ""
             text: Any = io.TextIOWrapper(file, name, "surrogateescape", newline=end)
             if parse is read_json:

@@ -63,8 +63,13 @@ def test_an_export_never_replaces_the_result(tmp_path: Path, overwrite: bool) ->
         offline.export(result, tmp_path / "x" / ".." / "r.parquet", overwrite=overwrite)
 
 
-def test_a_remote_result_is_exported_from_its_progress_file(tmp_path: Path) -> None:
+def test_a_remote_result_is_exported_from_its_progress_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make_run(tmp_path, ["a"], {"a": 1})
     progress = tmp_path / "r.parquet.progress"
-    path = offline.export("s3://bucket/r.parquet", tmp_path / "r.csv", progress=progress)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    offline.export("s3://bucket/r.parquet", "~/r.csv", progress="~/r.parquet.progress")
+    path = offline.export("s3://bucket/r.parquet", tmp_path / "s.csv", progress=progress)
+    assert (tmp_path / "r.csv").read_bytes() == Path(path).read_bytes()
     assert Path(path).read_bytes() == b"id,out0\r\na,1\r\n"

@@ -227,7 +227,6 @@ def pandas(**columns: Any) -> Any:
 EMPTY = pa.table({"a": pa.array([], pa.int64())})
 OBJECTS: dict[str, tuple[Callable[[], Any], Any]] = {
     "a filtered frame": (lambda: (f := pandas(a=[1, 2, 3]))[f.a > 1], [{"a": 2}, {"a": 3}]),
-    "a column of a frame": (lambda: pandas(a=[1, 2])["a"], [{"a": 1}, {"a": 2}]),
     "a frame with a named index": (
         lambda: pandas(a=["x", "y"], b=[0, 1]).set_index("b"),
         [{"b": 0, "a": "x"}, {"b": 1, "a": "y"}],
