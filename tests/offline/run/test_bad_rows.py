@@ -83,7 +83,7 @@ def check(
     # that its service refuses is called three times before
     narrowed = 10 * (way in ("raises", "service", "time limit"))
     refused = RETRY.attempts * (way in ("service", "answers"))
-    most_calls = rows // batch_size + (narrowed + refused) * count + 12
+    most_calls = rows // batch_size + (narrowed + refused) * count + 24
     source, dest = folder / "in.jsonl", folder / "out.jsonl"
     lines = [json.dumps({"id": key, "text": f"row {key}"}) for key in keys]
     if way == "unreadable":
