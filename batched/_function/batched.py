@@ -34,7 +34,7 @@ from .._runtime.waits import current_worker
 from .._runtime.wakers import Future, async_waker, blocking_waker, logger
 from ..stats import Stats
 from .function import Batcher, BatchFunction, Parts
-from .map import Ahead, async_mapped, mapped, no_text
+from .map import Ahead, async_mapped, check_many, mapped
 from .method import BatchedMethod
 from .pickling import DOTTED_NAMES, Carriers, importable_name
 from .requests import MISSING, Args, Keywords
@@ -537,7 +537,7 @@ class Batched(BatchedCallable[T, U, P]):
                 `return_exceptions` puts it in place of the result. An exception that `items` raises
                 follows the results for earlier items.
         """
-        return mapped(self._ahead(buffersize, timeout, return_exceptions), no_text(items))
+        return mapped(self._ahead(buffersize, timeout, return_exceptions), check_many(items))
 
 
 class AsyncBatched(BatchedCallable[T, U, P]):
@@ -580,4 +580,4 @@ class AsyncBatched(BatchedCallable[T, U, P]):
 
         To stop early, call `aclose()` of the generator.
         """
-        return async_mapped(self._ahead(buffersize, timeout, return_exceptions), no_text(items))
+        return async_mapped(self._ahead(buffersize, timeout, return_exceptions), check_many(items))

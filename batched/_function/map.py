@@ -26,8 +26,8 @@ _LATE: Final = (
 )
 
 
-def no_text(items: T) -> T:
-    """Return the items of a call of `map`, which are not the characters of a text."""
+def check_many(items: T) -> T:
+    """Return the items of a call of `map`, unless they are one text, dict or table."""
     if isinstance(items, str | bytes | Mapping | None) or type(items).__name__ == "DataFrame":
         raise TypeError(f"map takes many items, as a list, got a {type(items).__name__}")
     return items

@@ -102,6 +102,8 @@ def test_an_object_that_cannot_be_batched_is_refused(func: Any, message: str) ->
     for decorator in DECORATORS:
         with pytest.raises(TypeError, match=message):
             decorator(func)
+    batched.dynamically(functools.wraps(python)(lambda items: items))  # of lists, as it is called
+    batched.inference.dynamically(spread_kwargs=True)(python)  # no first list
 
 
 @pytest.mark.once

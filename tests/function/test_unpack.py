@@ -93,6 +93,8 @@ def test_two_lists_without_unpack_are_refused_at_the_call() -> None:
     assert fn([1, 2], other=[3, 4]) == [[3, 4], [3, 4]]
     with pytest.raises(TypeError, match="two lists of 33, .* shared, pass a tuple"):
         fn([1] * 33, other=[2] * 33)  # in two batches
+    shared: Any = batched.dynamically(lambda items, *, other: [other[0] for _ in items])
+    assert shared([1] * 33, other=[2] * 33) == [2] * 33
 
 
 def test_a_wrong_number_of_lists_is_refused_at_decoration() -> None:

@@ -235,8 +235,6 @@ def test_wrong_settings_are_refused(tmp_path: Path) -> None:
         offline.Ray(resources={"tpu": "1"})  # type: ignore[dict-item]
     with pytest.raises(TypeError, match=r"engine must be an offline.Ray\(\), got 'ray'"):
         run(pipeline(tmp_path / "log"), rows(1), tmp_path / "out.parquet", engine="ray")
-    settings = 'input="a", output="n", key="a", engine=offline.Ray(address="localhost:1")'
-    code = f'offline.run(sorted, [{{"a": 1}}], "{tmp_path}/r.csv", {settings})'
-    assert (
-        "no Ray answers at localhost:1: " in python(f"from batched import offline; {code}").stderr
-    )
+    settings = 'input="a", output="n", engine=offline.Ray(address="localhost:1")'
+    code = f"from batched import offline; offline.run(abs, [], '{tmp_path}/r.csv', {settings})"
+    assert "no Ray answers at localhost:1: " in python(code).stderr
